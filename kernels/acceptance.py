@@ -1,7 +1,7 @@
-"""What a step makes of the tokens that were found: which become final, on canvases too.
+"""Accepts a step's proposals: decides which become final, and updates blocks and canvases.
 
-The rules of the usual decoders, as numbers of each row, so that rows with different ones are done
-together. `components/decoders/` has the rules one by one, and those that are not here.
+The rules of the common decoders are numbers of each row, so one call serves rows with different
+rules. `components/decoders/` has each rule by itself, and the rules that are not here.
 
 Letters: R rows of the head, B rows of blocks, L positions of the longest block, N positions of all
 canvases.
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from diffray.kernels.confidence import Confidence
 
-CONFIDENT: Final = 0  # at least `least`, or close to the row's best
-SHARE: Final = 1  # above `least`, or an equal part of the block for each of `steps`
-EVEN: Final = 2  # an equal part of the masks for each step that is left of `steps`
-LONGEST: Final = 64  # positions of a block; more cannot be compared with each other in registers
+CONFIDENT: Final = 0  # confidences of at least `least`, or close to the row's best
+SHARE: Final = 1  # confidences above `least`, or an equal share of the block in each of `steps`
+EVEN: Final = 2  # an equal share of the masks in each of the remaining `steps`
+LONGEST: Final = 64  # positions of a block; comparing all pairs of more does not fit registers
 TIE: Final = 1e-5  # positions this close to the row's best are accepted with it, as dInfer does
 RATHER_MASKED: Final = -1.0  # added to a confidence where the mask is more probable
 
 
 class Rule(NamedTuple):
-    """How a row accepts."""
+    """The acceptance rule of one row."""
 
     kind: int
     least: float = 0.0
@@ -31,7 +31,7 @@ class Rule(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """How each row accepts."""
+    """The acceptance rule of each row."""
 
     kind_B: Tensor
     least_B: Tensor  # float64
@@ -39,13 +39,13 @@ class Rules(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The rows' blocks, and how far they are; all but the last three change in place."""
+    """The rows' blocks and their progress; all but the last three fields change in place."""
 
     ids_BL: Tensor
     masked_BL: Tensor
-    steps_BL: Tensor  # at which each token became final
+    steps_BL: Tensor  # the step at which each token became final
     logprobs_BL: Tensor
-    steps_B: Tensor  # that the block has taken
+    steps_B: Tensor  # steps that the block has taken
     done_B: Tensor
     before_B: Tensor  # steps of the generation before the block
     length_B: Tensor
@@ -53,7 +53,7 @@ class Progress(NamedTuple):
 
 
 class Settling(NamedTuple):
-    """The arguments of `settle` but the first."""
+    """The arguments of `settle` after the first."""
 
     heads_BL: Tensor
     open_BL: Tensor
@@ -64,7 +64,7 @@ class Settling(NamedTuple):
 
     @staticmethod
     def made_up(rows: int, length: int, device: torch.device | str) -> "Settling":
-        """Return rows of every rule in the middle of a block, of which the first half is final.
+        """Return rows of every rule, each with a block whose first half is final.
 
         For trials and checks; the head has a row for each position.
         """
@@ -99,7 +99,7 @@ def settle(
 ) -> None:
     """Make the accepted tokens final; at least one in each row that has open positions.
 
-    `heads_BL` is the row of the head about each position, -1 for none.
+    `heads_BL` is each position's row of the head, or -1 if it has none.
     """
     ids_BL, masked_BL, steps_BL, logprobs_BL, steps_B, done_B, before_B, length_B, cells = progress
     none_BL = heads_BL < 0
@@ -121,14 +121,14 @@ def settle(
 
 
 def _at(heads_BL: Tensor, values_R: Tensor, other: float) -> Tensor:
-    """Return the values of the head's rows, and another where there is none."""
-    return torch.cat([values_R, values_R.new_full((1,), other)])[heads_BL]  # -1 is the last
+    """Return each position's value in the head's rows, or `other` if it has no row."""
+    return torch.cat([values_R, values_R.new_full((1,), other)])[heads_BL]  # -1 reads the last
 
 
 def _accepted(
     confidence_BL: Tensor, open_BL: Tensor, rules: Rules, taken_B: Tensor, length_B: Tensor
 ) -> Tensor:
-    """Return which positions the rows' rules accept, if they are open."""
+    """Return which positions each row's rule accepts; only defined for open positions."""
     kind_B, least_B, steps_B = rules
     scores_BL = confidence_BL.masked_fill(~open_BL, -torch.inf)
     sure_B = torch.minimum(least_B, scores_BL.amax(-1) - TIE)
@@ -144,7 +144,7 @@ def _accepted(
 
 
 def highest(scores_BL: Tensor, count_B: Tensor) -> Tensor:
-    """Return which positions hold the highest `count` scores of their row; of equals the left."""
+    """Return which positions hold the highest `count` scores of their row; ties go to the left."""
     order_BL = scores_BL.argsort(dim=-1, descending=True, stable=True)
     places = torch.arange(scores_BL.shape[1], device=scores_BL.device).expand_as(order_BL)
     rank_BL = torch.empty_like(order_BL).scatter_(1, order_BL, places)
@@ -152,7 +152,7 @@ def highest(scores_BL: Tensor, count_B: Tensor) -> Tensor:
 
 
 def best_where_none(confidence_BL: Tensor, open_BL: Tensor, accepted_BL: Tensor) -> Tensor:
-    """Return the best open position of each row without an accepted one."""
+    """Return a mask of the best open position in each row that has no accepted one."""
     confidence_BL = confidence_BL.nan_to_num(nan=-2.0, neginf=-3.0)
     best_B1 = confidence_BL.masked_fill(~open_BL, -4.0).argmax(-1, keepdim=True)
     is_best_BL = torch.arange(accepted_BL.shape[1], device=best_B1.device) == best_B1

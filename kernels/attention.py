@@ -17,16 +17,16 @@ from diffray.kernels.windows import Group, PagedWindows, Windows
 
 
 class QKRotary(NamedTuple):
-    """How query and key heads are normed and rotated before they meet."""
+    """How query and key heads are normed and rotated before attention."""
 
-    norm_ND: Tensor | None  # a row for each query and key head; None leaves the norm out
+    norm_ND: Tensor | None  # a row for each query and key head; None skips the norm
     eps: float
     cos_T1R: Tensor
     sin_T1R: Tensor
 
 
 class KVLayer(NamedTuple):
-    """The K/V memory of one layer: a row for each slot of the pool."""
+    """The K/V pool of one layer: a row for each slot."""
 
     keys_SGD: Tensor
     values_SGD: Tensor
@@ -35,9 +35,9 @@ class KVLayer(NamedTuple):
 def attend(
     heads_THD: Tensor, rotary: QKRotary, kv: KVLayer, slots_T: Tensor, windows: Windows
 ) -> Tensor:
-    """Norm and rotate heads, store keys and values in place, return what the queries read.
+    """Norm and rotate heads, store keys and values in place, return the attention output.
 
-    Of each token the query heads stand first, then the key heads, then as many value heads.
+    Each token has its query heads first, then its key heads, then as many value heads.
     """
     q_THD, k_TGD, v_TGD = rotate_heads(heads_THD, rotary, kv.keys_SGD.shape[1])
     return attend_ready(q_THD, k_TGD, v_TGD, kv, slots_T, windows.groups)
@@ -64,7 +64,7 @@ def attend_ready(
     groups: tuple[Group, ...],
     scale: float | None = None,
 ) -> Tensor:
-    """Do the same with heads that are normed and rotated, and perhaps a scale of the caller's."""
+    """Do the same with heads that are already normed and rotated, optionally with another scale."""
     kv.keys_SGD.index_copy_(0, slots_T, k_TGD)
     kv.values_SGD.index_copy_(0, slots_T, v_TGD)
     return window_attention(q_THD, k_TGD, v_TGD, *kv, groups, scale)
@@ -79,14 +79,14 @@ def window_attention(
     groups: tuple[Group, ...],
     scale: float | None = None,
 ) -> Tensor:
-    """Return what each query reads from the keys of its own sequence; the pool is only read.
+    """Return each query's attention over the keys of its sequence; the pool is not modified.
 
-    Without a scale it is that of the head size.
+    The default scale is that of the head size.
     """
 
     def gather(group: Group) -> tuple[Tensor, Tensor]:
         assert group.keys_BK is not None
-        # Not by an index in brackets: on a CPU index_select is several times as fast.
+        # On a CPU index_select is several times as fast as an index in brackets.
         slots, windows = group.keys_BK.flatten(), (group.windows, -1)
         k_BKGD = k_SGD.index_select(0, slots).unflatten(0, windows)
         return k_BKGD, v_SGD.index_select(0, slots).unflatten(0, windows)
@@ -102,7 +102,7 @@ def attend_groups(
     groups: tuple[Group, ...],
     scale: float | None,
 ) -> Tensor:
-    """Do so with what `gather` returns where a window itself does not hold all keys."""
+    """Do the same with K/V from `gather` for groups whose windows do not hold all their keys."""
     num_tokens, num_heads, head_dim = q_THD.shape
     shared = num_heads > k_TGD.shape[1]
     out_THD = q_THD.new_empty(num_tokens, num_heads, head_dim)
@@ -129,10 +129,10 @@ def rotate_and_store(
     values_SGD: Tensor,
     slots_T: Tensor,
 ) -> Tensor:
-    """Return the queries, normed and rotated; store the keys, done alike, and the values in place.
+    """Return the queries, normed and rotated; store the keys, likewise, and the values in place.
 
-    N = H + 2G: query heads, key heads, value heads. No slot may be given twice, except one that
-    is never read.
+    N = H + 2G: query heads, key heads, value heads. No slot may occur twice, except one that is
+    never read.
     """
     q_THD, k_TGD, v_TGD = rotate_heads(heads_TND, rotary, keys_SGD.shape[1])
     keys_SGD.index_copy_(0, slots_T, k_TGD)
@@ -143,10 +143,10 @@ def rotate_and_store(
 def paged_attention(
     q_THD: Tensor, keys_SGD: Tensor, values_SGD: Tensor, windows: PagedWindows
 ) -> Tensor:
-    """Return what each query reads from the keys of its own sequence; the pool is only read.
+    """Return each query's attention over the keys of its sequence; the pool is not modified.
 
-    Tokens of no window are left undefined. It reads the windows on the host, one by one: this is
-    the definition that a kernel is compared with, and no engine runs it.
+    Tokens outside all windows are undefined. This is the reference that kernels are compared with;
+    no engine runs it, because it reads the windows on the host, one by one.
     """
     out_THD = torch.zeros_like(q_THD)
     num_shared = q_THD.shape[1] // keys_SGD.shape[1]

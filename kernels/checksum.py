@@ -7,7 +7,7 @@ from diffray.kernels.noise import mix
 
 
 def checksum(*parts: Tensor) -> Tensor:
-    """Return a hash (int64, one element) of the low 32 bits of all values, in their order."""
+    """Return a hash (int64, one element) of the low 32 bits of all values, in order."""
     total = torch.zeros(1, dtype=torch.long, device=parts[0].device)
     for number, part in enumerate(parts):
         values = part.flatten().long()

@@ -108,21 +108,22 @@ def choose_kernels(
 
 
 def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why Triton's kernels cannot run, and what to do about it."""
+    """Return why Triton's kernels cannot run and what to do about it, or None if they can."""
     if find_spec("triton") is None:
         return "Triton is not installed; pip install 'diffray[triton]'"
     if dtype not in _DTYPES:
         names = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES)
-        return f"Triton's take no {str(dtype).removeprefix('torch.')}; choose a dtype of {names}"
+        unsupported = str(dtype).removeprefix("torch.")
+        return f"Triton's kernels do not support {unsupported}; choose a dtype of {names}"
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         if capability < _CAPABILITY:
             found = ".".join(map(str, capability))
-            return f"this GPU is of compute capability {found}; choose one of 8.0 or more"
+            return f"this GPU has compute capability {found}; choose one with 8.0 or more"
         return None
     if _interpreted():
         return None
-    return f"the device is {device}; choose cuda, or for a slow trial set TRITON_INTERPRET=1"
+    return f"the device is {device}; choose cuda, or set TRITON_INTERPRET=1 for a slow trial"
 
 
 def _interpreted() -> bool:
@@ -145,5 +146,5 @@ def triton_kernels(choices: Choices = UNTRIED) -> Kernels:
 def with_variants(
     name: str, table: Items[Kernel], choices: Choices, others: Kernels = TORCH
 ) -> Kernels:
-    """Return a set in which the kernels of the table run the variant chosen for each call."""
+    """Return `others` with the kernels of the table, which run the variant chosen for each call."""
     return others._replace(name=name, **{each.name: chosen(each, choices) for each in table})

@@ -1,4 +1,4 @@
-"""From hidden states, or logits, to a token for each row and what a decoder needs of it.
+"""Chooses each row's token from hidden states or logits, and returns what a decoder needs.
 
 Letters: R rows of the head, H hidden size, V this rank's vocabulary, K gathered ids, Q rows that
 draw at random.
@@ -16,21 +16,21 @@ from diffray.kernels.linear import linear
 class Draw(NamedTuple):
     """How rows draw at random."""
 
-    temperature_R: Tensor  # a row with 0 takes its best id; else no less than 1e-5
+    temperature_R: Tensor  # a row with 0 takes its best id; otherwise at least 1e-5
     seed_R: Tensor
     position_R: Tensor
     step_R: Tensor
 
 
 class Confidence(NamedTuple):
-    """What a decoder needs of a row of logits; all values are float32, or float64 as the logits."""
+    """What a decoder needs of each row; values are float32, or float64 if the logits are."""
 
-    ids_R: Tensor  # the id chosen, of equals the lowest
-    scores_R: Tensor  # what it was chosen by: its logit, tempered and with noise where rows draw
+    ids_R: Tensor  # the chosen id; ties go to the lowest
+    scores_R: Tensor  # what decided: the id's logit, with temperature and noise if the row draws
     logits_R: Tensor
     best_R: Tensor  # the largest logit of all ids that may be chosen
-    logsumexp_R: Tensor  # over all ids of this rank, the forbidden one too
-    gathered_RK: Tensor  # the logits of the ids asked for; 0 for those of other ranks
+    logsumexp_R: Tensor  # over all ids of this rank, including the forbidden one
+    gathered_RK: Tensor  # the logits of the requested ids; 0 for ids of other ranks
 
 
 def confidence(
@@ -43,7 +43,7 @@ def confidence(
 ) -> Confidence:
     """Return each row's choice among the ids [start, start + V); the forbidden id is never chosen.
 
-    Logits are rounded to the dtype of the head, as if they had been written.
+    Logits are rounded to the dtype of the head, as if they had been stored.
     """
     return _choose(_wide(linear(hidden_RH, head_VH)), start, forbidden, gather_RK, draw)
 
@@ -51,7 +51,7 @@ def confidence(
 def confidence_of_logits(
     logits_RV: Tensor, start: int, forbidden: int, gather_RK: Tensor, draw: Draw | None
 ) -> Confidence:
-    """Return the same as `confidence`, of logits that have been written; they are only read."""
+    """Return the same as `confidence` from stored logits, which are not modified."""
     return _choose(_wide(logits_RV.clone()), start, forbidden, gather_RK, draw)
 
 
@@ -73,7 +73,7 @@ def _choose(
     best_R, index_R = logits_RV.max(dim=1)
     if draw is None:
         return Confidence(index_R + start, best_R, best_R, best_R, lse_R, gathered_RK)
-    # Noise for a whole vocabulary is dear: only for the rows that draw.
+    # Noise for a whole vocabulary is expensive, so only rows that draw get any.
     rows_Q = draw.temperature_R.nonzero().squeeze(1)
     key_Q = draw.seed_R[rows_Q], draw.position_R[rows_Q], draw.step_R[rows_Q]
     ids_V = torch.arange(start, start + size, device=logits_RV.device)

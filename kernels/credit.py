@@ -1,8 +1,8 @@
-"""What credit decoding remembers of a block, and what it adds to logits.
+"""What credit decoding remembers about a block, and what it adds to logits.
 
-A position remembers the ids that were on top of it, and the credit of each, which decays with every
-step; the one on top gains. An id that never was on top has no credit, so these few are enough: the
-vocabulary never appears, and the result is exact. `components/decoders/credit.py` has the rule.
+A position remembers the ids that have been its top id, and the credit of each. Credit decays with
+every step, and the current top id gains some. An id that was never on top has no credit, so the
+result is exact without the rest of the vocabulary. `components/decoders/credit.py` has the rule.
 
 Letters: R rows of the head, B rows of blocks, L positions of the longest block, K ids remembered of
 a position.
@@ -20,8 +20,8 @@ class Gain(NamedTuple):
     """How a row gives credit: it adds alpha * ln(1 + credit) to logits."""
 
     alpha: float
-    gamma: float  # the power of the probability that an id on top gains
-    decay: float  # what each step multiplies credit by
+    gamma: float  # the top id gains its probability to this power
+    decay: float  # each step multiplies credit by this
 
 
 class Gains(NamedTuple):
@@ -29,13 +29,13 @@ class Gains(NamedTuple):
 
     alpha_B: Tensor
     gamma_B: Tensor
-    decay_B: Tensor  # -1 where a row gives none
+    decay_B: Tensor  # -1 if a row gives no credit
 
 
 class Memory(NamedTuple):
     """The ids that were on top, -1 for none, and their credit; both change in place.
 
-    A block takes at most K steps, so an id that comes on top always finds a place.
+    A block takes at most K steps, so a new top id always finds a free place.
     """
 
     ids_BLK: Tensor
@@ -49,16 +49,16 @@ class Credits(NamedTuple):
     gains: Gains
 
     def known(self, cells_R: Tensor) -> Tensor:
-        """Return the ids that are remembered of the head's rows; -1 is none."""
+        """Return the ids remembered for each row of the head; -1 for none."""
         return self.memory.ids_BLK.flatten(0, 1)[cells_R]
 
 
 def remember(
     credits: Credits, cells_R: Tensor, masked_BL: Tensor, top_R: Tensor, logprob_R: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Let the ids on top of masked positions gain; return what to add to which logits, [R, K].
+    """Credit the top ids of masked positions; return ids and what to add to their logits [R, K].
 
-    `cells_R` is a flat index into [B, L]; of -1, no id, it is 0.
+    `cells_R` is a flat index into [B, L]. An id of -1 stands for none; 0 is added for it.
     """
     memory, gains = credits
     ids_CK, credit_CK = (part.flatten(0, 1) for part in memory)
@@ -78,7 +78,7 @@ def remember(
 
 
 class Rewarding(NamedTuple):
-    """The arguments of `reward` but the first."""
+    """The arguments of `reward` after the first."""
 
     credits: Credits
     cells_R: Tensor
@@ -89,7 +89,7 @@ class Rewarding(NamedTuple):
     def made_up(
         rows: int, length: int, vocab: int, device: torch.device | str = "cpu"
     ) -> "Rewarding":
-        """Return rows in the middle of a block, every third without credit.
+        """Return rows in the middle of a block; every third gives no credit.
 
         For trials and checks; the head has a row for each position.
         """
@@ -110,23 +110,23 @@ class Rewarding(NamedTuple):
 def reward(
     found: Confidence, credits: Credits, cells_R: Tensor, masked_BL: Tensor, mask_token_id: int
 ) -> Confidence:
-    """Return what would have been found, had credit been added to the logits; no row draws.
+    """Return what `confidence` would find with credit added to the logits; no row draws.
 
-    Gathered are the mask's logit and those of the ids that were known. Only known ids gain, so no
-    other logits are needed: the best is the best of before or one of them.
+    `found` has gathered the logits of the mask and of the known ids. Only known ids have credit, so
+    no other logits are needed: the new best id is the old one or a known one.
     """
     known_RK = credits.known(cells_R)
     mask_R, lse_R, logits_RK = found.gathered_RK[:, 0], found.logsumexp_R, found.gathered_RK[:, 1:]
     top_R = torch.maximum(found.best_R, mask_R)
-    # Of equals the lowest id is on top.
+    # Ties go to the lowest id.
     is_mask_R = (mask_R > found.best_R) | ((mask_R == top_R) & (mask_token_id < found.ids_R))
     top_ids_R = found.ids_R.masked_fill(is_mask_R, mask_token_id)
     ids_RK, values_RK = remember(credits, cells_R, masked_BL, top_ids_R, top_R - lse_R)
-    # What has only become known now is what is on top.
+    # An id that became known only now is the top id.
     logits_RK = logits_RK.where(ids_RK == known_RK, top_R.unsqueeze(1))
     logits_RK = logits_RK.masked_fill(ids_RK < 0, -torch.inf).to(values_RK)
     raised_RK = logits_RK + values_RK
-    lse_R = _exchanged(lse_R, logits_RK, raised_RK).to(lse_R)
+    lse_R = _replace_logits(lse_R, logits_RK, raised_RK).to(lse_R)
 
     raised_RK = raised_RK.to(top_R)
     is_mask_RK = ids_RK == mask_token_id
@@ -140,8 +140,8 @@ def reward(
     return Confidence(winner_R, best_R, best_R, best_R, lse_R, mask_R.unsqueeze(1))
 
 
-def _exchanged(lse_R: Tensor, before_RK: Tensor, after_RK: Tensor) -> Tensor:
-    """Return the log-sum-exp with some logits in the place of others."""
+def _replace_logits(lse_R: Tensor, before_RK: Tensor, after_RK: Tensor) -> Tensor:
+    """Return the log-sum-exp after replacing some logits."""
     peak_R1 = torch.maximum(lse_R.to(after_RK), after_RK.amax(1)).unsqueeze(1)
     gain_R = ((after_RK - peak_R1).exp() - (before_RK - peak_R1).exp()).sum(1)
     return peak_R1.squeeze(1) + ((lse_R - peak_R1.squeeze(1)).exp() + gain_R).log()

@@ -15,7 +15,7 @@ from diffray.kernels.linear import LITTLE, linear
 from diffray.kernels.router import Pairs
 
 Activation = Callable[[Tensor], Tensor]
-Multiply = Callable[[int, Tensor], Tensor]  # of an expert's number and its rows
+Multiply = Callable[[int, Tensor], Tensor]  # takes an expert's number and its rows
 
 
 def experts_forward(
@@ -48,7 +48,7 @@ def experts_forward(
 def run_experts(
     x_TH: Tensor, multiply: Multiply, num_experts: int, ids_TK: Tensor, weights_TK: Tensor
 ) -> Tensor:
-    """Return the same for experts that a function multiplies with, one after the other."""
+    """Return the same, calling `multiply` for one expert after the other."""
     return _routed(
         x_TH,
         lambda x_SH, ends_E: _one_by_one(x_SH, multiply, ends_E),
@@ -65,7 +65,7 @@ def _routed(
     ids_TK: Tensor,
     weights_TK: Tensor,
 ) -> Tensor:
-    """Return each token's weighted sum of what `run` makes of pairs sorted by expert."""
+    """Return each token's weighted sum of what `run` returns for pairs sorted by expert."""
     num_tokens, num_chosen = ids_TK.shape
     here_TK = (ids_TK >= 0) & (ids_TK < num_experts)
     ids_S, order_S = ids_TK.where(here_TK, num_experts).flatten().sort(stable=True)
@@ -102,7 +102,7 @@ def _grouped(
 
 
 def _one_by_one(x_SH: Tensor, multiply: Multiply, ends_E: Tensor) -> Tensor:
-    """The same with one call per expert; reading `ends_E` would make the host wait for a GPU."""
+    """Do the same with one call per expert; reading `ends_E` makes the host wait for a GPU."""
     ends = ends_E.tolist()
     counts = [stop - start for start, stop in pairwise([0, *ends, x_SH.shape[0]])]
     slices = enumerate(x_SH.split(counts)[:-1])

@@ -1,8 +1,8 @@
-"""The formats in which weights can be kept: their names and what the names mean. Without torch."""
+"""The storage formats of weights: their names and what these mean. Does not import torch."""
 
 from typing import Final, NamedTuple
 
-# Weights that share a scale, along the input; 0: the whole row.
+# How many weights along the input share a scale; 0: the whole row.
 GROUPS: Final = (0, 32, 64, 128, 256, 512)
 
 
@@ -27,7 +27,7 @@ class Format(NamedTuple):
 
     @property
     def largest(self) -> float:
-        """The largest magnitude that stands for a row's, or the number of steps of its range."""
+        """What a row's largest magnitude is scaled to, or the number of steps in its range."""
         if self.is_float8:
             return 448.0
         return {"int4": 7.5, "uint4": 15.0, "uint8": 255.0}.get(self.kind, 127.0)
@@ -38,17 +38,17 @@ class Format(NamedTuple):
 
     @property
     def rounds_inputs(self) -> bool:
-        """Whether what the weights multiply is rounded as well, with a scale for each row."""
+        """Whether the inputs that the weights multiply are rounded too, with a scale per row."""
         return self.kind in ("w8a8", "w8a8_fp8")
 
     @property
     def for_experts(self) -> "Format":
-        """The same for experts, for which there are no products of whole numbers."""
+        """The same format for experts, which have no integer products."""
         return Format("int8" if self.kind == "w8a8" else self.kind, self.group)
 
     @property
     def in_bytes(self) -> bool:
-        """Whether a row is bytes and one scale, as the byte-a-weight kernels read it."""
+        """Whether a row is one byte per weight and one scale, as the byte kernels read it."""
         return self.kind in ("int8", "fp8", "w8a8_fp8") and not self.group
 
     def scales_of(self, columns: int) -> int:
@@ -56,7 +56,7 @@ class Format(NamedTuple):
         return columns // self.group if self.group else 1
 
     def obstacle(self, columns: int, here: int) -> str | None:
-        """Return why rows of so many weights, of which a rank holds `here`, cannot be kept so."""
+        """Return why rows of `columns` weights, `here` of them on a rank, do not fit the format."""
         if self.group and columns % self.group:
             return f"its rows of {columns} weights are not a multiple of {self.group}"
         if self.group and here % self.group:
@@ -76,6 +76,6 @@ FORMATS: Final = {
     if not form.group or not (form.is_float8 or form.rounds_inputs)
 }
 
-# Of keys and values. Each head of a token has scales of its own; a range is as far as its numbers
-# go, so it need not hold 0.
+# Formats of keys and values. Each head of a token has its own scales; a range spans its numbers
+# only, so it need not include 0.
 KV_FORMATS: Final = {"int8": Format("uint8"), "uint4": Format("uint4", 32)}

@@ -20,8 +20,8 @@ FEW, ROUND = 64, 32
 def pack(weight_OI: Tensor) -> Tensor:
     """Return the matrix in oneDNN's layout, which only `linear` reads.
 
-    Otherwise oneDNN reorders it in each call, a quarter of the time at 32 rows. If torch does the
-    multiplication, the matrix is returned unchanged.
+    Otherwise oneDNN reorders it in each call, which takes a quarter of the time at 32 rows. If
+    torch does the multiplication, the matrix is returned unchanged.
     """
     if weight_OI.dtype != torch.float32 or not _has_onednn(weight_OI):
         return weight_OI
@@ -29,7 +29,7 @@ def pack(weight_OI: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """Return a packed matrix as it was; one of bytes is kept with its columns first."""
+    """Return a packed matrix as it was; a packed byte matrix has its columns first."""
     return packed.to_dense().t().contiguous() if packed.dtype == torch.int8 else packed.to_dense()
 
 
@@ -49,7 +49,7 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
 
 
 def pad_rows(x_TI: Tensor) -> Tensor:
-    """Return the rows as oneDNN is to see them: many, in one of few numbers."""
+    """Pad many rows to a multiple of ROUND, so that oneDNN sees few different numbers of rows."""
     num_rows = x_TI.shape[0]
     if num_rows > FEW and num_rows % ROUND:
         return functional.pad(x_TI, (0, 0, 0, -num_rows % ROUND))
@@ -59,7 +59,7 @@ def pad_rows(x_TI: Tensor) -> Tensor:
 def linear_add_norm(
     x_TI: Tensor, weight_OI: Tensor, residual_TO: Tensor, norm_O: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the product plus the residual, which is the next one, and its RMSNorm."""
+    """Return the product plus the residual, which is the next residual, and its RMSNorm."""
     return add_norm(linear(x_TI, weight_OI), residual_TO, norm_O, eps)
 
 

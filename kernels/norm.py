@@ -10,7 +10,7 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise in float32, cast back, then scale; `weight` broadcasts.
 
-    That is the models' definition, for float64 weights too. `weight` ends in H; more leading
+    This is the models' definition, for float64 weights too. `weight` ends in H; more leading
     dimensions give each head its own scale.
     """
     narrow = x.float() if x.dtype == torch.float64 else x  # other dtypes are widened inside

@@ -16,7 +16,7 @@ from diffray.kernels import confidence as reference
 from diffray.kernels import noise, router
 from diffray.kernels.confidence import Confidence
 
-_SWAPPED = 1e-3  # share of rows in which near equals may change places, beside one row
+_SWAPPED = 1e-3  # share of rows, plus one row, in which near equals may change places
 
 
 def largest_error(_args: Items[Any], got: Items[Tensor], expected: Items[Tensor]) -> float:
@@ -53,7 +53,7 @@ def choice_error(args: Items[Any], got: Items[Tensor], expected: Items[Tensor]) 
     """Return the error of a router's weights; infinite if it chose or listed other experts.
 
     In a few rows it may choose others: rounding decides between near equals, whose weights are near
-    equal too. The pairs that it lists are those of its own choice.
+    equal too. The listed pairs must be those of its own choice.
     """
     (ids_TK, weights_TK, *pairs), (expected_TK, expected_weights_TK, *_) = got, expected
     if ids_TK.shape != expected_TK.shape:
@@ -68,8 +68,8 @@ def choice_error(args: Items[Any], got: Items[Tensor], expected: Items[Tensor]) 
 def confidence_error(args: Items[Any], got: Items[Tensor], expected: Items[Tensor]) -> float:
     """Return the error of `confidence`; ids may differ if the reference ranks them as near equals.
 
-    So the logit and the score of the id chosen are compared with what the reference computes for
-    that id, and the score with that of the reference's choice.
+    So the logit and the score of the chosen id are compared with what the reference computes for
+    that id, and the score also with that of the reference's choice.
     """
     hidden_RH, head_VH, start, forbidden, _, draw = args
     ours, theirs = Confidence(*got), Confidence(*expected)
@@ -89,6 +89,6 @@ def confidence_error(args: Items[Any], got: Items[Tensor], expected: Items[Tenso
 
 
 def _values(found: Confidence) -> list[Tensor]:
-    """Return what does not depend on which of near equals was chosen, each as one row."""
+    """Return the values that do not depend on which near equal was chosen, each as one row."""
     kept = found.scores_R, found.best_R, found.logsumexp_R, found.gathered_RK
     return [values.flatten() for values in kept]

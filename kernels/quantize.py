@@ -1,4 +1,4 @@
-"""Matrices rounded to few bits: how they are rounded, kept, cut and widened again.
+"""Quantized matrices: how they are rounded, stored, sliced and widened.
 
 Letters: E experts, O output rows, I input columns, G scales of a row. The leading dimension E may
 be missing.
@@ -14,22 +14,22 @@ from torch import Tensor
 
 from diffray.kernels.formats import Format
 
-_TINY: Final = 1e-12  # ranges below count as this, so that no scale is 0
+_TINY: Final = 1e-12  # smaller ranges count as this, so that no scale is 0
 _STORED: Final = {
     "int8": torch.int8,
     "w8a8": torch.int8,
     "fp8": torch.float8_e4m3fn,
     "w8a8_fp8": torch.float8_e4m3fn,
 }
-_MIDDLE: Final = 8  # what stands for 0 in int4, which is kept unsigned
+_MIDDLE: Final = 8  # the stored value of 0 in int4, which is stored unsigned
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quantized:
     """A matrix, or one for each expert: `(values - zero) * scale`, with a scale per row or group.
 
-    Weights of four bits stand two in a byte, the even column in the low half. The bytes of w8a8 may
-    be packed (`pack_bytes`): then only its product reads them.
+    Weights of four bits are stored two to a byte, the even column in the low half. The bytes of
+    w8a8 may be packed (`pack_bytes`); then only its product can read them.
     """
 
     format: Format
@@ -39,7 +39,7 @@ class Quantized:
 
     @classmethod
     def empty(cls, shape: Items[int], form: Format, device: torch.device | str) -> "Quantized":
-        """Return room for a matrix of this shape."""
+        """Return an uninitialised matrix of this shape."""
         *rows, columns = shape
         width = columns // 2 if form.bits == 4 else columns
         scales = (*rows, form.scales_of(columns))
@@ -52,7 +52,7 @@ class Quantized:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        if self.values_EOI.is_mkldnn:  # bytes that are packed, with their columns first
+        if self.values_EOI.is_mkldnn:  # packed bytes have their columns first
             return tuple(reversed(self.values_EOI.shape))
         *rows, width = self.values_EOI.shape
         return (*rows, width * (2 if self.format.bits == 4 else 1))
@@ -65,11 +65,11 @@ class Quantized:
         return len(self.values_EOI)
 
     def __getitem__(self, index: Any) -> "Quantized":
-        """Return a view of some rows; columns are cut by `between`."""
+        """Return a view of some rows; `between` slices columns."""
         return self._each(lambda tensor: tensor[index])
 
     def split(self, sizes: list[int]) -> list["Quantized"]:
-        """Return views of rows, one after the other."""
+        """Return views of consecutive rows of these sizes."""
         starts = [sum(sizes[:number]) for number in range(len(sizes))]
         return [self[start : start + n] for start, n in zip(starts, sizes, strict=True)]
 
@@ -109,7 +109,7 @@ class Quantized:
 def quantize(w_EOI: Tensor, form: Format) -> Quantized:
     """Return the nearest matrix in this format; no weight moves by more than half a step.
 
-    Zero points are whole numbers and 0 is in every range, as the common file formats want it.
+    Zero points are integers and every range includes 0, as the common file formats require.
     """
     wide = w_EOI.float().unflatten(-1, (form.scales_of(w_EOI.shape[-1]), -1))
     zero: Tensor | None = None
@@ -149,7 +149,7 @@ def dequantize(kept: Quantized, dtype: torch.dtype) -> Tensor:
 
 
 def numbers(kept: Quantized) -> Tensor:
-    """Return the stored numbers, one in each element."""
+    """Return the stored numbers, one per element."""
     values = kept.values_EOI
     if kept.format.bits == 4:
         return unpack_nibbles(values)
@@ -160,8 +160,8 @@ def _readable(values: Tensor) -> Tensor:
     """Return float8 numbers in a dtype that is fast to convert."""
     if not values.is_cpu:
         return values
-    # torch converts float8 one by one on a CPU, six times as slow: a float16 has the same bits in
-    # other places, and 2**8 times the number.
+    # On a CPU torch converts float8 numbers one by one, six times as slow. The same bits, moved to
+    # their places in a float16, are the number divided by 2**8.
     bits = values.view(torch.int8).to(torch.int16)
     moved = ((bits & 0x7F) << 7).bitwise_or_(bits.bitwise_and(-(1 << 15)))
     halves: Tensor = moved.view(torch.float16)
@@ -169,12 +169,12 @@ def _readable(values: Tensor) -> Tensor:
 
 
 def pack_nibbles(values: Tensor) -> Tensor:
-    """Return numbers of 0 to 15 two in a byte."""
+    """Pack numbers from 0 to 15 two to a byte."""
     return values[..., 0::2] | (values[..., 1::2] << 4)
 
 
 def unpack_nibbles(packed: Tensor) -> Tensor:
-    """Return the numbers of 0 to 15 that stand two in a byte."""
+    """Return the numbers from 0 to 15 that are packed two to a byte."""
     pair = packed.to(torch.int16)
     pair = (pair << 4).bitwise_or_(pair).bitwise_and_(0x0F0F)
     return pair.view(torch.uint8)
@@ -183,8 +183,8 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 def float8_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
     """Return activations in float8 and the scale of each row [T, 1], in float32.
 
-    A scale is the least power of 2 with which the row fits. So dividing and multiplying by it are
-    exact, every device rounds alike, and a float8 number times its scale is a bfloat16 number.
+    A scale is the smallest power of 2 with which the row fits. So dividing and multiplying by it
+    are exact, every device rounds alike, and a float8 number times its scale is a bfloat16 number.
     """
     largest_T1 = x_TI.abs().amax(-1, keepdim=True).float().clamp(min=_TINY)
     # 448 is 1.75 * 2**8: a larger significand needs the next power.

@@ -28,7 +28,7 @@ from diffray.kernels.router import Pairs
 Kept = Tensor | Quantized
 
 _BLOCK: Final = 1 << 20  # weights to widen at a time on a CPU: they stay in its cache
-# So many products of two bytes add up to less than 2**24, where float32 is exact.
+# The sum of this many products of two bytes is less than 2**24, up to which float32 is exact.
 _EXACT: Final = 1024
 _INT8_UNITS: Final = ("avx512_vnni", "avx_vnni", "amx_int8")
 
@@ -37,7 +37,7 @@ def quantized_linear(x_TI: Tensor, kept: Quantized, bias_O: Tensor | None = None
     """Return x @ weight.T + bias.
 
     The weights are widened to the dtype of x as they are used. For w8a8 and w8a8_fp8 rows of x are
-    rounded to bytes too: whole numbers are added up as they are, and float8 ones widened.
+    rounded to bytes too; products of integers are summed as they are, and float8 is widened.
     """
     if kept.format.kind == "w8a8":
         out_TO = _integer_linear(x_TI, kept)
@@ -52,7 +52,7 @@ def quantized_linear(x_TI: Tensor, kept: Quantized, bias_O: Tensor | None = None
 
 
 def _blocks(kept: Quantized) -> list[Quantized]:
-    """Return views of its rows, on a CPU some at a time."""
+    """Return views of the matrix's rows; on a CPU in parts that fit its cache."""
     if kept.values_EOI.is_cuda:
         return [kept]
     rows, columns = kept.shape
@@ -61,7 +61,7 @@ def _blocks(kept: Quantized) -> list[Quantized]:
 
 
 def _integer_linear(x_TI: Tensor, kept: Quantized) -> Tensor:
-    """Return the product of rounded rows: exact sums, so a row's outcome depends on it alone."""
+    """Return the product of rounded rows; sums are exact, so rows do not affect each other."""
     rounded_TI, scale_T1 = quantize_rows(x_TI)
     values_OI, scale_O = kept.values_EOI, kept.scale_EOG.squeeze(1)
     if values_OI.is_mkldnn:
@@ -73,10 +73,10 @@ def _integer_linear(x_TI: Tensor, kept: Quantized) -> Tensor:
 
 
 def _float8_linear(x_TI: Tensor, kept: Quantized) -> Tensor:
-    """Return the product of rounded rows, scaled behind the sums.
+    """Return the product of rounded rows, scaled after summing.
 
-    Products of float8 numbers are multiples of 2**-18 and less than 2**18, so float64 adds up
-    2**17 of them exactly: a row's outcome depends on it alone.
+    Products of float8 numbers are multiples of 2**-18 and less than 2**18, so float64 sums 2**17
+    of them exactly, and rows do not affect each other.
     """
     # Unscaled sums are too large for float16.
     wide = torch.float32 if x_TI.dtype == torch.float16 else x_TI.dtype
@@ -87,9 +87,9 @@ def _float8_linear(x_TI: Tensor, kept: Quantized) -> Tensor:
 
 
 def integer_product(x_TI: Tensor, w_OI: Tensor) -> Tensor:
-    """Return x @ w.T of bytes, in int32, by the unit that the device has for it.
+    """Return x @ w.T of bytes in int32, on the device's unit for products of bytes.
 
-    A CPU without one multiplies whole numbers in float32, few enough at a time to be exact.
+    A CPU without one multiplies them in float32, few enough at a time to be exact.
     """
     if x_TI.is_cuda:
         return _int_mm_on_gpu(x_TI, w_OI)
@@ -100,10 +100,10 @@ def integer_product(x_TI: Tensor, w_OI: Tensor) -> Tensor:
 
 
 def pack_bytes(values_EOI: Tensor) -> Tensor:
-    """Return a matrix of bytes in the layout of oneDNN's unit for them, which `unpack` undoes.
+    """Return a matrix of bytes in the layout of oneDNN's byte product; `unpack` undoes it.
 
-    Otherwise oneDNN reorders it in each call, half of the time at 32 rows. Without such a unit its
-    sums of bytes saturate; then the matrix is returned unchanged, as are experts' and a GPU's.
+    Otherwise oneDNN reorders it in each call, which takes half of the time at 32 rows. Matrices of
+    experts, matrices on a GPU, and those on a CPU where oneDNN's sums saturate stay unchanged.
     """
     if not values_EOI.is_cpu or values_EOI.dim() != 2 or not multiplies_bytes():
         return values_EOI
@@ -112,12 +112,12 @@ def pack_bytes(values_EOI: Tensor) -> Tensor:
 
 def _packed_product(x_TI: Tensor, packed_IO: Tensor, scale_O: Tensor) -> Tensor:
     """Return the product with a packed matrix times the scales of its rows, in float32."""
-    # The unit takes signed weights and unsigned activations: each byte plus 128, which is taken
-    # off the sums again.
+    # The unit takes signed weights and unsigned activations, so activations are shifted by 128,
+    # their zero point.
     shifted_TI = pad_rows(x_TI).view(torch.uint8) ^ 0x80
     weights = packed_IO, scale_O, torch.zeros(len(scale_O), dtype=torch.int64)
     multiply = torch.ops.onednn.qlinear_pointwise.default
-    # Without a bias, an output scale, or an operation behind the product.
+    # Without a bias, an output scale, or an operation after the product.
     found = multiply(shifted_TI, 1.0, 128, *weights, None, 1.0, 0, torch.float32, "none", [], "")
     return cast(Tensor, found)[: len(x_TI)]
 
@@ -126,7 +126,7 @@ def _packed_product(x_TI: Tensor, packed_IO: Tensor, scale_O: Tensor) -> Tensor:
 def multiplies_bytes() -> bool:
     """Return whether this CPU has a unit for products of bytes, VNNI or AMX, and oneDNN uses it.
 
-    Without it oneDNN's sums of bytes saturate, as where ONEDNN_MAX_CPU_ISA leaves the unit out.
+    Otherwise oneDNN's sums of bytes saturate, for example if ONEDNN_MAX_CPU_ISA excludes the unit.
     """
     known = torch.cpu.get_capabilities()
     if not any(known.get(name) for name in _INT8_UNITS):
@@ -148,7 +148,7 @@ def _in_float32(x_TI: Tensor, w_OI: Tensor) -> Tensor:
 
 
 def _int_mm_on_gpu(x_TI: Tensor, w_OI: Tensor) -> Tensor:
-    """The GPU's takes more than 16 rows, and sizes that are multiples of 8."""
+    """Multiply padded matrices: the GPU needs more than 16 rows, and sizes in multiples of 8."""
     rows, outputs = len(x_TI), len(w_OI)
     below, beside, right = max(17 - rows, 0), -x_TI.shape[1] % 8, -outputs % 8
     x_TI = functional.pad(x_TI, (0, beside, 0, below))
@@ -164,10 +164,10 @@ def kept_experts_forward(
     weights_TK: Tensor,
     activation: Activation = silu,
 ) -> Tensor:
-    """Return `experts_forward` for weights of which some are quantized, in any format.
+    """Return `experts_forward` for weights that may be quantized, in any format.
 
-    On a CPU only the matrices of chosen experts are widened, one at a time. On a GPU all are: which
-    ones are chosen is not known to the host, unless it waits as it does to round what they take.
+    A CPU widens only the matrices of chosen experts, one at a time. A GPU widens all of them, so
+    that the host need not wait for the choice; it does wait if the format rounds inputs.
     """
     rounds = any(isinstance(w, Quantized) and w.format.rounds_inputs for w in (w13_EFH, w2_EHI))
     if x_TH.is_cuda and not rounds:
@@ -199,7 +199,7 @@ def quantized_experts_forward(
     pairs: Pairs | None = None,
     activation: Activation = silu,
 ) -> Tensor:
-    """Return `experts_forward` for weights of which those with scales are in int8 or float8."""
+    """Return `experts_forward` for weights that are in int8 or float8 if they have scales."""
     if scale13_EF is None and scale2_EH is None:
         return experts_forward(x_TH, w13_EFH, w2_EHI, ids_TK, weights_TK, pairs, activation)
     kept = _in_bytes(w13_EFH, scale13_EF), _in_bytes(w2_EHI, scale2_EH)
@@ -217,7 +217,7 @@ def float8_experts_forward(
     _pairs: Pairs | None = None,
     activation: Activation = silu,
 ) -> Tensor:
-    """Return the same for weights in float8 that multiply rows rounded to it."""
+    """Return the same for float8 weights that multiply rows rounded to float8."""
     form = FORMATS["w8a8_fp8"]
     w13 = Quantized(form, w13_EFH, scale13_EF.unsqueeze(-1), None)
     w2 = Quantized(form, w2_EHI, scale2_EH.unsqueeze(-1), None)
@@ -246,7 +246,7 @@ def experts_add_norm(
     norm_H: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return `add_norm` of the experts' output, to which a shared expert's is added first."""
+    """Return `add_norm` of the experts' output plus that of a shared expert, if there is one."""
     experts = w13_EFH, scale13_EF, w2_EHI, scale2_EH
     out_TH = quantized_experts_forward(x_TH, *experts, ids_TK, weights_TK, pairs)
     if shared_TH is not None:

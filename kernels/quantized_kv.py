@@ -1,12 +1,12 @@
-"""Keys and values in few bits: how heads are rounded, kept, widened again and read, in torch.
+"""Quantized keys and values: how heads are rounded, stored, widened and read, in torch.
 
-A head's numbers stand for `low + number * scale`. Each group of them has its own (scale, low), both
-rounded outwards to bfloat16, so that every number is within its range and moves by at most half a
-scale; bfloat16 is as wide as float32, so no head is too large for it.
+A stored number stands for `low + number * scale`. Each group of a head's numbers has its own
+(scale, low), both rounded outwards to bfloat16, so every number is within its range and moves by at
+most half a scale. bfloat16 has the range of float32, so no head is too large for it.
 
-Only what stands in pages is rounded. A window reads its own keys from its open position on as they
-came; those before it, which are final, it reads as all others will. So what a query reads does not
-depend on which forward stored it.
+Only pages are rounded. A window reads its own keys unrounded from its open position on; those
+before it are final, and it reads them rounded, as every later forward will. So what a query reads
+does not depend on which forward stored it.
 
 Letters: T packed tokens, S slots of the K/V pool, N heads of any kind, G key heads, D head size,
 B bytes of a head, P pairs of a head.
@@ -22,19 +22,19 @@ from diffray.kernels.formats import Format
 from diffray.kernels.quantize import pack_nibbles, unpack_nibbles
 from diffray.kernels.windows import Group, Windows
 
-_TINY: Final = 1e-12  # ranges below count as this, so that no scale is 0
-_LOWER_BITS: Final = 0xFFFF  # of a float32: what bfloat16 leaves out
+_TINY: Final = 1e-12  # smaller ranges count as this, so that no scale is 0
+_LOWER_BITS: Final = 0xFFFF  # the bits of a float32 that bfloat16 drops
 
 
 class Rounded(NamedTuple):
-    """Heads in few bits: numbers of four bits stand two in a byte, the even one in the low half."""
+    """Quantized heads; numbers of four bits are two to a byte, the even one in the low half."""
 
     numbers_NB: Tensor  # uint8
     pairs_NP2: Tensor  # bfloat16: the scale and the lowest number of each group
 
 
 class QuantizedKV(NamedTuple):
-    """The K/V memory of one layer in a format: a row for each slot of the pool."""
+    """The quantized K/V pool of one layer: a row for each slot."""
 
     form: Format
     keys: Rounded
@@ -42,7 +42,7 @@ class QuantizedKV(NamedTuple):
 
 
 def round_heads(x_ND: Tensor, form: Format) -> Rounded:
-    """Return heads in the format; leading dimensions stay."""
+    """Round heads to the format; leading dimensions stay."""
     wide = x_ND.float().unflatten(-1, (form.scales_of(x_ND.shape[-1]), -1))
     low = _outwards(wide.amin(-1), up=False)
     scale = _outwards(((wide.amax(-1) - low) / form.largest).clamp_(min=_TINY), up=True)
@@ -76,7 +76,7 @@ def widen_heads(kept: Rounded, form: Format, dtype: torch.dtype, spare: int = 0)
 def quantized_attend(
     heads_TND: Tensor, rotary: QKRotary, kv: QuantizedKV, slots_T: Tensor, windows: Windows
 ) -> Tensor:
-    """Norm and rotate heads, store keys and values rounded, return what the queries read."""
+    """Norm and rotate heads, round and store keys and values, return the attention output."""
     ready = rotate_heads(heads_TND, rotary, kv.keys.numbers_NB.shape[1])
     return quantized_attend_ready(*ready, kv, slots_T, windows.groups, windows.open_T)
 
@@ -91,7 +91,7 @@ def quantized_attend_ready(
     open_T: Tensor | None,
     scale: float | None = None,
 ) -> Tensor:
-    """Do the same with heads that are normed and rotated, and perhaps a scale of the caller's."""
+    """Do the same with heads that are already normed and rotated, optionally with another scale."""
     form = kv.form
     k_TGD = _store(k_TGD, kv.keys, form, slots_T, open_T)
     v_TGD = _store(v_TGD, kv.values, form, slots_T, open_T)
@@ -115,11 +115,11 @@ def _store(
 
 
 def _gather(own_TGD: Tensor, kept: Rounded, form: Format, group: Group) -> Tensor:
-    """Return all keys of a group's windows; their own ones as this forward reads them."""
+    """Return all keys or values of a group's windows, their own as this forward reads them."""
     assert group.keys_BK is not None
     slots = group.keys_BK.flatten()
     near = Rounded(*(part.index_select(0, slots) for part in kept))
-    found = widen_heads(near, form, own_TGD.dtype, spare=1)  # for what padding brings
+    found = widen_heads(near, form, own_TGD.dtype, spare=1)  # padding writes there
     own = own_TGD[group.start : group.start + group.windows * group.queries]
     found.index_copy_(0, group.own_places, own)
     near_BKGD: Tensor = found[:-1].unflatten(0, (group.windows, -1))

@@ -19,14 +19,14 @@ def rope_tables(rope: Rope, rotated: int, dtype: torch.dtype) -> tuple[Tensor, T
 
 
 def rope_frequencies(size: int, theta: float, share: float) -> Tensor:
-    """Return the frequencies of a head's pairs in float32; only a first share of them turns."""
+    """Return the frequencies of a head's pairs in float32; only the first `share` of them turns."""
     pairs = torch.arange(0, size, 2, dtype=torch.float32)
     frequencies = 1.0 / theta ** (pairs / size)
     return frequencies.masked_fill(pairs >= 2 * int(share * size // 2), 0.0)
 
 
 def rope_angles(positions_T: Tensor, frequencies_P: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [T, 1, R] of some positions, as `rope_tables` has them for all."""
+    """Return cos and sin [T, 1, R] of these positions, as `rope_tables` does for all."""
     angles_T1P = positions_T.to(frequencies_P).view(-1, 1, 1) * frequencies_P
     cos_T1P, sin_T1P = angles_T1P.cos(), angles_T1P.sin()
     return torch.cat([cos_T1P, cos_T1P], -1), torch.cat([-sin_T1P, sin_T1P], -1)

@@ -1,4 +1,4 @@
-"""How fast the pairs of a head's dimensions turn, also in models stretched to longer contexts.
+"""The rotation frequencies of a head's pairs, also of models stretched to longer contexts.
 
 `linear` (Chen et al., 2023) turns all pairs more slowly, `yarn` (Peng et al., 2023) those that
 hardly turn in the context that the model was first trained for, and `llama3` is Meta's variant.

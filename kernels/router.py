@@ -12,9 +12,9 @@ from torch.nn.functional import linear
 
 
 class Pairs(NamedTuple):
-    """Each expert's token-expert pairs, one expert after the other, in the order of tokens."""
+    """Each expert's token-expert pairs, one expert after the other, in token order."""
 
-    starts_E: Tensor  # where each expert's pairs begin; one more than there are experts
+    starts_E: Tensor  # where each expert's pairs start, then where the last one's end
     order_S: Tensor
 
 
@@ -33,7 +33,7 @@ class Routing(NamedTuple):
         return Pairs(self.starts_E, self.order_S)
 
     def of(self, start: int, stop: int) -> "Routing":
-        """Return the same for some experts: ids are relative to the first, only theirs listed."""
+        """Return the routing of some experts: ids relative to the first, and only their pairs."""
         ids_TK = self.ids_TK - start if start else self.ids_TK
         if self.starts_E is None:
             return Routing(ids_TK, self.weights_TK)
@@ -71,7 +71,7 @@ def grouped_sigmoid_router(
 
 
 def list_pairs(ids_TK: Tensor, num_experts: int) -> Pairs:
-    """List the pairs of each expert in their order; ids outside [0, E) are left out."""
+    """List each expert's pairs in order; ids outside [0, E) are left out."""
     here_TK = (ids_TK >= 0) & (ids_TK < num_experts)
     ids_S, order_S = ids_TK.where(here_TK, num_experts).flatten().sort(stable=True)
     experts_E = torch.arange(num_experts + 1, device=ids_S.device)

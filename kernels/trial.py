@@ -1,6 +1,6 @@
-"""Tries a variant of a kernel: compares it with torch's form, then times it.
+"""Tries a variant of a kernel: compares it with the torch reference, then times it.
 
-It is timed twice: launched, and replayed from a recording, whose replays are compared as well.
+It is timed twice: launched, and replayed from a recording. Replays are compared as well.
 """
 
 import math
@@ -20,15 +20,15 @@ from torch import Tensor
 
 from diffray.kernels.variants import TORCH_VARIANT, Choices, Kernel, Run, Shape, Variant
 
-# The largest error of a variant, by the dtype that it computes in: twice what torch's form of the
-# experts, the least exact kernel, was away from exact sums of 2,048 numbers.
+# The largest error of a variant, by the dtype that it computes in: twice the error of torch's
+# experts, the least exact kernel, against exact sums of 2,048 numbers.
 TOLERANCE: Final = {torch.float32: 2e-4, torch.float16: 6e-3, torch.bfloat16: 5e-2}
 
 _FLUSH_BYTES = 256 << 20  # several times the largest L2 cache
-_TIMED_S, _FEWEST, _MOST = 0.02, 5, 30  # runs to time: as many as fit the seconds
+_TIMED_S, _FEWEST, _MOST = 0.02, 5, 30  # as many runs as fit the seconds, within these bounds
 
-# Which variants to use: the fastest by themselves, or with what they may save in a step, or the
-# default ones; in this order they are tried together.
+# Which variants to use: the fastest alone, the fastest with what they may save in a step, or the
+# defaults. Whole steps are tried with each of these selections, in this order.
 Selection = Literal["fastest", "early", "defaults"]
 SELECTIONS: Final[tuple[Selection, ...]] = get_args(Selection)
 
@@ -68,8 +68,8 @@ class Outcome:
     error: float | None = None  # None: it did not run, or the error is infinite
     launched_s: float | None = None
     replayed_s: float | None = None  # None: it cannot be recorded, or there are no recordings
-    default: bool = False  # whether it runs where nothing was tried
-    early_s: float = 0.0  # what it may save in a step beyond that
+    default: bool = False  # whether it runs if nothing was tried
+    early_s: float = 0.0  # what it may save in a step beyond its own time
 
     @property
     def spoiled(self) -> bool:
@@ -82,9 +82,9 @@ class Outcome:
 
 
 def choices_of(outcomes: Items[Outcome], selection: Selection = "fastest") -> Choices:
-    """Return the selected variant of each shape; one that was refused anywhere is not among them.
+    """Return the selected variant of each shape, never one that was refused anywhere.
 
-    A variant that can be recorded goes before any that cannot, which would rule out graphs.
+    Variants that can be recorded come first; one that cannot would rule out graphs.
     """
     refused = {(each.kernel, each.variant) for each in outcomes if each.refused}
     right = [each for each in outcomes if (each.kernel, each.variant) not in refused]
@@ -101,7 +101,7 @@ def choices_of(outcomes: Items[Outcome], selection: Selection = "fastest") -> Ch
 
 
 def _rank(outcome: Outcome, *, early: bool) -> tuple[bool, float]:
-    assert outcome.seconds is not None, "what is not refused was timed"
+    assert outcome.seconds is not None, "variants that were not refused are timed"
     return outcome.replayed_s is None, outcome.seconds - outcome.early_s * early
 
 
@@ -118,26 +118,26 @@ def attempt(
         if not error <= allowed:
             return replace(outcome, refused=_wrong(error, allowed))
         run = partial(variant.run, *first.args, **first.options)
-        with _unchanged(first):
+        with _restored(first):
             outcome = replace(outcome, launched_s=seconds(run))
     except Exception as failure:  # whatever a kernel can raise
         return replace(outcome, refused=one_line(failure))
     if record is None or not _can_be_recorded(first, variant):
         return outcome
     try:
-        with _unchanged(first):
+        with _restored(first):
             replay = record(run)
         error = _compare(first, Variant(variant.name, partial(_replay_afresh, first, replay)))
         if not error <= allowed:
             return replace(outcome, refused=f"{_wrong(error, allowed)}, when replayed")
-        with _unchanged(first):
+        with _restored(first):
             return replace(outcome, replayed_s=seconds(replay))
     except Exception as failure:
         return replace(outcome, refused=f"when recorded: {one_line(failure)}")
 
 
 def _can_be_recorded(call: Call, variant: Variant) -> bool:
-    """Whether to try; after a recording that fails the process had better end."""
+    """Whether to try a recording; if one fails, the process should not go on."""
     return variant.name != TORCH_VARIANT or call.kernel.recordable(*call.args, **call.options)
 
 
@@ -152,22 +152,22 @@ def _wrong(error: float, allowed: float) -> str:
 
 
 def _compare(call: Call, variant: Variant) -> float:
-    """Return the variant's error; the tensors that a call stores to are left as they were."""
+    """Return the variant's error; the tensors that a call stores to are restored."""
     kernel, args, options = call
 
     def outputs(run: Run) -> list[Tensor]:
-        with _unchanged(call) as stored:
+        with _restored(call) as stored:
             return tensors_of(run(*args, **options)) + [tensor.clone() for tensor in stored]
 
     expected = outputs(kernel.reference)
-    with _filled_memory():
+    with _nan_filled_memory():
         got = outputs(variant.run)
     return kernel.error(args, got, expected)
 
 
 @contextmanager
-def _unchanged(call: Call) -> Iterator[Items[Tensor]]:
-    """Leave the tensors that a call stores to as they were, and yield them."""
+def _restored(call: Call) -> Iterator[Items[Tensor]]:
+    """Yield the tensors that a call stores to, then restore them."""
     stored = call.kernel.written(*call.args, **call.options)
     before = [tensor.clone() for tensor in stored]
     yield stored
@@ -176,23 +176,23 @@ def _unchanged(call: Call) -> Iterator[Items[Tensor]]:
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """Return a kernel's outputs as a list, without those that it left out."""
+    """Return a kernel's outputs as a list, without those that are None."""
     if result is None or isinstance(result, Tensor):
         return [] if result is None else [result]
     return [tensor for part in result for tensor in tensors_of(part)]
 
 
 def _replay_afresh(call: Call, replay: Run, *_: Any, **__: Any) -> Any:
-    """Replay, so that nothing is left of the last replay's outputs, nor of what it stored."""
-    with _unchanged(call):
+    """Replay after overwriting what an earlier replay returned and undoing what it stored."""
+    with _restored(call):
         for tensor in tensors_of(replay()):
             tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
     return replay()
 
 
 @contextmanager
-def _filled_memory() -> Iterator[None]:
-    """Fill new tensors with NaN: else what a kernel does not write may hold another's result."""
+def _nan_filled_memory() -> Iterator[None]:
+    """Fill new tensors with NaN; what a kernel leaves unwritten might hold an earlier result."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")
     try:
@@ -204,7 +204,7 @@ def _filled_memory() -> Iterator[None]:
 
 
 class Clock:
-    """Times work on a device, on a GPU each run from a cold cache."""
+    """Times work on a device; on a GPU each run starts from a cold cache."""
 
     def __init__(self, device: torch.device) -> None:
         self._flush: Tensor | None = None

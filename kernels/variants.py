@@ -2,7 +2,7 @@
 
 A variant is a program with the tile that it runs with. All variants of a kernel compute what its
 torch reference does. Which of them are right and which is the fastest depends on the GPU and on the
-shape of the call: bring-up finds out (workers/bring_up/), and `Choices` holds the outcome.
+shape of the call; bring-up finds out (workers/bring_up/), and `Choices` holds the outcome.
 """
 
 import math
@@ -41,8 +41,8 @@ class Variant(NamedTuple):
     name: str  # unique in its kernel; stored on disk
     run: Run  # takes the arguments of the reference
     tolerance: float = 1.0  # the largest error, in multiples of what the dtype allows
-    # What it may save in a step beyond what it takes less by itself: it starts, or fetches weights,
-    # while the kernels before it run.
+    # What it may save in a step beyond its own time, because it starts, or fetches weights, while
+    # the kernels before it run.
     early_s: float = 0.0
 
 
@@ -54,7 +54,7 @@ def tiled(program: str, tile: Tile, run: Run, early_s: float = 0.0) -> Variant:
 class Shape(NamedTuple):
     """What the fastest variant of a call depends on."""
 
-    facts: tuple[int | str, ...]  # a choice is for equal ones only
+    facts: tuple[int | str, ...]  # a choice serves only equal ones
     sizes: tuple[int, ...]  # rounded up to powers of two; a choice also serves near ones
 
     def distance(self, other: "Shape") -> float:
@@ -85,32 +85,31 @@ class Kernel:
     shape: Callable[..., Shape]
     own_variants: Callable[..., Items[Variant]]  # the default first; equal for equal shapes
     written: Callable[..., Items[Tensor]] = _nothing  # arguments that it stores to
-    # The error of outputs and stored tensors, given the arguments and those of the reference; what
-    # the kernel rounds decides how much of the dtype's tolerance it may take.
+    # The error of outputs and stored tensors, given the arguments and the reference's tensors.
     error: Callable[[Items[Any], Items[Tensor], Items[Tensor]], float] = largest_error
-    tolerance: float = 1.0
-    precision: Callable[..., torch.dtype] = _of_first  # the dtype whose tolerance it has
-    # Whether the reference can be recorded: it then waits for no value on the host.
+    tolerance: float = 1.0  # a multiple of the dtype's, depending on what the kernel rounds
+    precision: Callable[..., torch.dtype] = _of_first  # the dtype whose tolerance applies
+    # Whether the reference can be recorded, that is, never waits for a value on the host.
     recordable: Callable[..., bool] = _always
 
     def variants(self, *args: Any, **options: Any) -> list[Variant]:
-        """Return the variants of such a call: the default first, torch's last."""
+        """Return the variants for these arguments: the default first, torch's last."""
         return [*self.own_variants(*args, **options), Variant(TORCH_VARIANT, self.reference)]
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The chosen variant of each kernel and shape; what was not found right does not run."""
+    """The chosen variant of each kernel and shape; variants not found right do not run."""
 
     chosen: Mapping[tuple[str, Shape], str]
-    right: frozenset[tuple[str, str]] = frozenset()  # kernel, variant: wherever it was tried
+    right: frozenset[tuple[str, str]] = frozenset()  # (kernel, variant): right wherever tried
     tried: frozenset[str] = frozenset()  # kernels
 
     def pick(self, kernel: str, shape: Shape, variants: Items[Variant]) -> Variant:
         """Return the choice for the nearest known shape.
 
-        Without one, return a variant that is right elsewhere, else torch's; the default only of a
-        kernel that was never tried.
+        Without one, return a variant that is right elsewhere, else torch's. A kernel that was never
+        tried runs its default.
         """
         named = {variant.name: variant for variant in variants}
         for name in self._nearest(kernel, shape):

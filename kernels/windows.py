@@ -16,20 +16,20 @@ class Group(NamedTuple):
     queries: int
     keys_BK: Tensor | None  # pool slots of the keys; None where the window itself holds every key
     mask_BQK: Tensor | None  # True where a query sees a key; None if it sees all keys
-    # Where each token of the group is among its keys, in a row; padding is one behind the last.
+    # The index of each of the group's tokens in its flattened keys; for padding, one past the end.
     own_places: Tensor
 
 
 class PagedWindows(NamedTuple):
-    """Packed windows and where their keys are: all int32 tensors on the device, and two bounds.
+    """Packed windows and where their keys are, as int32 tensors on the device, and two bounds.
 
     Window w holds the packed queries [first[w], first[w + 1]), at positions from start[w] on. A
     query sees the keys [0, kv_stop[w]); if block[w] is not 0, only up to the end of its own block
-    of that length. A window without queries is padding. Where pages are quantized, the keys at
-    [open[w], stop[w]) are read as the window's own tokens brought them.
+    of that length. A window without queries is padding. If pages are quantized, the keys at
+    [open[w], stop[w]) are read unrounded, from the window's own tokens.
     """
 
-    first_W: Tensor  # one more than there are windows
+    first_W: Tensor  # one entry more than there are windows
     start_W: Tensor
     kv_stop_W: Tensor
     block_W: Tensor
@@ -50,18 +50,18 @@ class Windows(Protocol):
     def groups(self) -> tuple[Group, ...]: ...
 
     def near(self, reach: int) -> tuple[Group, ...]:
-        """Return the groups of a layer in which a query sees no more than `reach` keys back.
+        """Return the groups of a layer in which a query sees at most `reach` keys back.
 
-        They are counted from the start of its block, or of its window if that is no block-causal
-        one: so all queries of a block see equally far.
+        The reach starts at the query's block, or at its window if that is not block-causal, so all
+        queries of a block see equally far back.
         """
         ...
 
     @property
     def open_T(self) -> Tensor | None:
-        """Which tokens this forward reads as they came; None: all of them.
+        """Which tokens this forward reads as they are; None: all of them.
 
-        The others it reads as pages keep them, which makes a difference where that is in few bits.
+        It reads the others as pages store them, which differs if pages are quantized.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The LoRA adapters that an engine has loaded: what a request names is loaded when it arrives."""
+"""The LoRA adapters of an engine, each loaded when a request that names it arrives."""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class Adapters:
-    """The adapters of one rank; of those that no request uses, the latest used stay loaded.
+    """The adapters of one rank; the most recently used stay loaded while no request uses them.
 
-    A request carries its adapter's place, so ranks that were replaced load it again. All ranks
-    load the same at the same time, or none does.
+    A request carries its adapter's path, so ranks that were replaced load it again. All ranks load
+    an adapter at the same time, or none does.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Adapters:
         self._loaded: dict[LoRA, None] = {}  # least recently used first
 
     def enter(self, lora: LoRA, others: Iterable[Sequence]) -> None:
-        """Load what a request needs; `others` are those that the engine has."""
+        """Load a request's adapter; `others` are the engine's sequences, whose adapters stay."""
         if lora not in self._loaded:
             self._load(lora)
         self._loaded.pop(lora, None)
@@ -49,7 +49,7 @@ class Adapters:
             del self._loaded[each]
 
     def forget(self) -> None:
-        """Give up all adapters; requests that name them load them again."""
+        """Unload all adapters; requests that name them load them again."""
         for lora in self._loaded:
             remove_adapter(self._model, lora)
         self._loaded.clear()
@@ -60,7 +60,7 @@ class Adapters:
             adapter = Adapter(resolve(lora.path), self._plan.parts(()), self._max_rank)
             add_adapter(self._model, self._plan, adapter, lora)
             is_loaded = True
-        except Exception:  # whatever it is, the other ranks must not wait for this one
+        except Exception:  # on any error, or the other ranks would wait for this one
             log.exception("the adapter %s of %s could not be loaded", lora.name, lora.path)
         if self._mesh.smallest("adapter", int(is_loaded)) == 0:
             remove_adapter(self._model, lora)
@@ -72,10 +72,10 @@ class Adapters:
 
 @dataclass(slots=True)
 class LoadedAdapters:
-    """The adapters that requests may name, checked against a model; without its weights."""
+    """The adapters that requests may name, checked against a model whose weights are not needed."""
 
     model: str | None = None  # its folder or Hub id; None: no adapter can be loaded
-    max_rank: int = MAX_RANK  # of an adapter
+    max_rank: int = MAX_RANK
     reserved: Collection[str] = ()  # the model's own names
     _by_name: dict[str, LoRA] = field(default_factory=dict)
     _parts: Parts = field(default_factory=dict)
@@ -98,7 +98,7 @@ class LoadedAdapters:
         return tuple(self._by_name.values())
 
     def load(self, name: str, path: str | Path) -> LoRA:
-        """Make an adapter known; raise ValueError if it does not fit the model."""
+        """Register an adapter; raise ValueError if it does not fit the model."""
         where = pinned(path)
         if self.has(name, where):
             return self._by_name[name]
@@ -108,12 +108,12 @@ class LoadedAdapters:
         return self._by_name[name]
 
     def has(self, name: str, where: str) -> bool:
-        """Return whether an adapter is known, of the same place, with the files that it has now."""
+        """Return whether this adapter is known and its files have not changed since."""
         known = self._by_name.get(name)
         if known is None or known.path != where:
             return False
         if not (folder := Path(where)).is_dir():
-            return True  # a commit, which stays as it is
+            return True  # a commit, which never changes
         files = [file for part in (CONFIG, WEIGHTS) if (file := folder / part).is_file()]
         return len(files) == 2 and max(f.stat().st_ctime_ns for f in files) < known.number
 
@@ -134,16 +134,16 @@ class LoadedAdapters:
         Adapter(folder, self._parts, self.max_rank)
 
     def replace(self, loras: Iterable[LoRA]) -> None:
-        """Know these adapters from now on, which were checked elsewhere."""
+        """Replace the known adapters by these, which were checked elsewhere."""
         self._by_name = {lora.name: lora for lora in loras}
 
     def unload(self, name: str) -> None:
-        """Forget an adapter; requests that have begun with it go on."""
+        """Forget an adapter; requests that already use it continue."""
         self.find(name, "lora_name")
         del self._by_name[name]
 
     def given_to(self, request: Request, model: str | None = None) -> Request:
-        """Return a request with the adapter that its parameters name, or that is its model."""
+        """Return a request with the adapter that its model name or its parameters name."""
         name = model if model in self._by_name else request.params.lora
         if not name:
             return request
@@ -151,7 +151,7 @@ class LoadedAdapters:
 
     def find(self, name: str, field: str = "lora") -> LoRA:
         if name not in self._by_name:
-            known = f"; loaded are {', '.join(self._by_name)}" if self._by_name else ""
+            known = f"; loaded adapters: {', '.join(self._by_name)}" if self._by_name else ""
             raise InvalidField(
                 f"no adapter {name!r} is loaded{did_you_mean(name, self._by_name)}{known}", field
             )

@@ -24,14 +24,14 @@ from diffray.workers.messages import Footprint, Request, Resume
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A request that can run, and what was found out about it; ready for a scheduler."""
+    """A request that can run, with what the scheduler needs to know about it."""
 
     request: Request
     limits: Limits
     footprint: Footprint
     restarts: bool
     num_blocks: int
-    depth: int | None  # of a grammar's texts; None: all of them are possible
+    depth: int | None  # how deep a grammar's texts may nest; None: no limit
 
     @property
     def uid(self) -> int:
@@ -64,7 +64,7 @@ class CheckedRequest:
         return hash((self.prompt, params, *parts))
 
     def new_sequence(self) -> Sequence:
-        """Return a new sequence, so that the request may run more than once."""
+        """Return a new sequence on each call, because the request may run more than once."""
         sequence = _sequence(self.request, self.limits)
         if self.request.resume is not None:
             _resume(sequence, self.request.resume)
@@ -75,7 +75,7 @@ class CheckedRequest:
 
 
 def check_request(request: Request, limits: Limits) -> CheckedRequest:
-    """Check a request once, where it arrives; raises ValueError with a reason."""
+    """Check a request once, on arrival; raise ValueError with a reason if it cannot run."""
     return _checked(request, check(request, limits), limits)
 
 
@@ -86,9 +86,9 @@ def _checked(request: Request, sequence: Sequence, limits: Limits) -> CheckedReq
 
 
 def check_choices(request: Request, limits: Limits, uid: Callable[[], int]) -> list[CheckedRequest]:
-    """Return an engine request for each of the `n` choices, with seeds of their own.
+    """Return an engine request for each of the `n` choices, each with its own seed.
 
-    They differ in their uid and seed alone, so one check is enough.
+    They differ only in uid and seed, so one check is enough.
     """
     params = request.params
     seed = secrets.randbits(63) if params.seed is None else params.seed
@@ -166,7 +166,7 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
 
 
 def _automaton(request: Request, limits: Limits, end_ids: frozenset[int]) -> Automaton | None:
-    """Return the automaton of the tokens that the request allows, where it takes one."""
+    """Return the automaton of the tokens that the request allows; None if it needs none."""
     params = request.params
     avoided = params.bad_token_sequences
     if params.diffusion.canvas == "pinned" or not (request.grammar or avoided):
@@ -179,7 +179,7 @@ def _automaton(request: Request, limits: Limits, end_ids: frozenset[int]) -> Aut
 
 
 def _canvas(request: Request, limits: Limits) -> Canvas | None:
-    """Return the pinned canvas, where the slots have the tokens that the request allows."""
+    """Return the pinned canvas, whose slots take the tokens that the request allows, if any."""
     params = request.params
     if params.diffusion.canvas != "pinned":
         return None
@@ -242,7 +242,7 @@ def _check_choice(sequence: Sequence, limits: Limits) -> None:
 
 
 def _check_order(sequence: Sequence) -> None:
-    """Refuse what needs a final text before each token."""
+    """Refuse options that need all text before a token to be final, if blocks are longer than 1."""
     length = sequence.policy.block_length
     if sequence.params.no_repeat_ngram_size and length > 1:
         raise InvalidField(
@@ -253,7 +253,7 @@ def _check_order(sequence: Sequence) -> None:
 
 
 def _check_grammar(sequence: Sequence) -> None:
-    """Refuse what no text of the grammar fulfils."""
+    """Refuse parameters that no text of the grammar satisfies."""
     automaton, pins, params = sequence.automaton, sequence.pins, sequence.params
     for name in ("ignore_eos", "min_tokens"):
         if getattr(params, name):
@@ -268,7 +268,7 @@ def _check_grammar(sequence: Sequence) -> None:
             f"structured outputs: the shortest text takes {automaton.shortest} tokens, end token "
             f"included, and max_tokens is {params.max_tokens}"
             if automaton.shortest < UNREACHABLE
-            else "structured outputs: no text is allowed by them and by the allowed tokens",
+            else "structured outputs: the allowed tokens leave no text that satisfies them",
             "max_tokens" if automaton.shortest < UNREACHABLE else "structured_outputs",
         )
 
@@ -284,7 +284,7 @@ def _check_canvas(canvas: Canvas, params: SamplingParams) -> None:
     for number, slot in enumerate(canvas.slots):
         if slot.automaton.shortest - 1 > canvas.cells.count(-1 - number):
             raise InvalidField(
-                f"no value of {slot.path!r} is left by the allowed tokens", "structured_outputs"
+                f"the allowed tokens leave no value for {slot.path!r}", "structured_outputs"
             )
     pinned = {cell for cell in canvas.cells[:-1] if cell >= 0}
     refused = pinned.intersection(params.bad_token_ids)
@@ -298,7 +298,7 @@ def _check_canvas(canvas: Canvas, params: SamplingParams) -> None:
 
 
 def _resume(sequence: Sequence, resume: Resume) -> None:
-    """Move a new sequence to the state of a resumed request; refuse an impossible state."""
+    """Bring a new sequence to the state of a resumed request; refuse an impossible state."""
     ids, (blocks, steps) = resume.ids, resume.progress
     sequence.resume(ids, (blocks, steps), resume.forwards)
     if sequence.emitted == sequence.params.max_tokens and sequence.end_id is None:
@@ -313,6 +313,6 @@ def _resume(sequence: Sequence, resume: Resume) -> None:
         or not sequence.end_ids.isdisjoint(ids[:-1])
     ):
         raise ValueError(
-            f"resume: {len(ids)} tokens in which {blocks} blocks were finished in {steps} steps do "
-            "not fit the request; take Resume.after() of all its updates"
+            f"resume: {len(ids)} tokens, with {blocks} blocks finished in {steps} steps, do not "
+            "fit the request; use Resume.after() with all its updates"
         )

@@ -1,4 +1,4 @@
-"""Words that must not be written, as tokens."""
+"""Turns forbidden words into forbidden tokens."""
 
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -9,7 +9,7 @@ from diffray.workers.text import Tokenizer
 
 
 class BadTokens(NamedTuple):
-    """Tokens that must not be written, alone and one after the other."""
+    """Tokens that must not be generated: single ones, and sequences of several."""
 
     ids: tuple[int, ...] = ()
     sequences: tuple[tuple[int, ...], ...] = ()
@@ -19,7 +19,7 @@ NO_BAD_TOKENS: Final = BadTokens()
 
 
 def bad_tokens(words: Iterable[str], tokenizer: Tokenizer | None) -> BadTokens:
-    """Return the tokens of words, at the start of a text and after a space."""
+    """Return the tokens of words, both at the start of a text and after a space."""
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         if tokenizer is None:

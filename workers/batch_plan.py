@@ -1,4 +1,4 @@
-"""BatchPlan: some denoising steps of all running sequences each, without looking at what came out.
+"""BatchPlan: runs rounds of denoising steps over all running sequences without reading results.
 
 Letters: B sequences that denoise, T packed tokens, R rows of the head, H hidden size.
 """
@@ -32,7 +32,7 @@ from diffray.workers.request_rows import HeadPlan, Softened, plan_head
 from diffray.workers.slots import Slots
 from diffray.workers.verification import rows_of
 
-_SOFT_ROWS = 256  # whose probabilities over the vocabulary are there at a time
+_SOFT_ROWS = 256  # whose probabilities over the vocabulary are in memory at a time
 
 
 class Chunk(NamedTuple):
@@ -44,7 +44,7 @@ class Chunk(NamedTuple):
 
     @staticmethod
     def next(sequence: Sequence, most: int) -> "Chunk":
-        """Return what is to be stored next: whole blocks of at most so many positions, or one."""
+        """Return the next chunk to store: whole blocks, of at most `most` positions or just one."""
         block = sequence.policy.block_length
         start = sequence.clean_end
         stop = start + max(most // block, 1) * block
@@ -54,7 +54,7 @@ class Chunk(NamedTuple):
 class BatchPlan:
     """Plans once for all rounds in which the same sequences denoise the same blocks.
 
-    Every `denoise` is then device work of shapes known beforehand.
+    Every `denoise` is then device work with shapes that the host already knows.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class BatchPlan:
         self.device = slots.device
         self.length = max((s.stop - s.start for s in sequences), default=0)
         self.soft = any(s.policy.iteration.soft for s in sequences)
-        # Soft embeddings are added to what a recording would look up by itself.
+        # Soft embeddings change the inputs, which a recording would look up by itself.
         self.graphs = None if self.soft else graphs
         for s in sequences:
             if s.policy.iteration.renoises and s.step == 0:
@@ -82,18 +82,18 @@ class BatchPlan:
         self._shared: SharedFirstSteps | None = None  # first steps of this forward
         self._head: HeadPlan | None = None
         self._running: list[int] = []  # the rows whose windows run
-        self._first_only: list[bool] = []  # of each row: whether it needs one position only
-        self._blocks: BatchState | None = None  # unplanned yet
+        self._first_only: list[bool] = []  # whether each row needs only its first position
+        self._blocks: BatchState | None = None  # not planned yet
 
     def denoise(self, step: int, chunks: Items[Chunk]) -> None:
         """Run one forward: the `step`-th of a round, and chunks of other sequences' prompts."""
         first_only = [s.first_alone and s.step + ahead + step == 0 for s, _, ahead in self.rows]
         if step == 0 or first_only != self._first_only:
-            self._head = None  # fewer positions are masked by now, or more are needed
+            self._head = None  # fewer positions are masked now, or more are needed
         self._first_only = first_only
         self._place(step, chunks)
         hidden_TH = self._hidden()
-        # A device has only begun with that: what else there is to plan is planned meanwhile.
+        # The device has only started on that; the host plans the rest meanwhile.
         if not self.sequences:
             return
         if self._blocks is None:
@@ -102,7 +102,7 @@ class BatchPlan:
         self._choose(hidden_TH, self._blocks, block, step)
         for sequence, only in zip(self.sequences, first_only, strict=False):
             for draft in sequence.drafts:
-                draft.ready = not only  # else nothing is known of what would follow
+                draft.ready = not only  # one position alone does not show what would follow
 
     def outcomes(self) -> list[Outcome]:
         """Copy what happened to the host: the one place where a round waits for the device."""
@@ -113,12 +113,12 @@ class BatchPlan:
         return self._blocks.outcomes()
 
     def keep(self) -> None:
-        """Hand over what the blocks that are not done need to know after another plan."""
+        """Save what unfinished blocks need under the next plan."""
         if self._blocks is not None:
             self._blocks.keep()
 
     def _hidden(self) -> Tensor:
-        """Run the model on the canvases at the windows, or replay that."""
+        """Run the model on the windows of the canvases, or replay a recording of that."""
         layout = self._layout
         if layout.recorded is not None:
             return layout.recorded.forward()
@@ -131,17 +131,17 @@ class BatchPlan:
             x_TH[at : at + span.stop - span.start] = self._look(span).to(x_TH)
         if self.soft:
             x_TH = self.model.soften(x_TH, slots.soft.read(batch.cells_T, x_TH), batch)
-        # Of an adapter's tokens it is known where they are in the whole batch.
+        # Adapters index their tokens in the whole batch, so it must stay whole.
         if self.sequences and not batch.adapted:
             read_R = self._plan_head().read_T
-            if self._shared is not None:  # some are read twice, and others not computed
+            if self._shared is not None:  # some are read twice, and others not computed here
                 read_R = read_R[read_R < len(x_TH)].unique()
             batch = replace(batch, read_R=read_R)
         hidden_TH = self.model.forward(x_TH, batch, self.kv) if len(x_TH) else x_TH
         return hidden_TH if self._shared is None else self._shared.finish(hidden_TH, layout)
 
     def _look(self, span: Span) -> Tensor:
-        """Return the soft tokens of an image that stand in a window."""
+        """Return an image's soft tokens within a window."""
         seen, sight = span.sequence.images.at(span.start), self.model.spec.sight
         assert seen is not None and sight is not None
         pixels_P = torch.frombuffer(bytearray(seen.image.pixels), dtype=torch.float32)
@@ -150,7 +150,7 @@ class BatchPlan:
         return soft_SH[span.start - seen.start : span.stop - seen.start]
 
     def _place(self, step: int, chunks: Items[Chunk]) -> None:
-        """Find this step's windows a place; in most steps they stand as in the one before."""
+        """Lay out this step's windows; in most steps they are those of the step before."""
         windows, encoded = [], []
         for s in self.sequences:
             start, stop = s.policy.cache.window(s, s.step + step)
@@ -181,7 +181,7 @@ class BatchPlan:
         return self._shared.within(layout)
 
     def _plan_head(self) -> HeadPlan:
-        """Return the rows of the head, planned once for as long as the windows stay."""
+        """Return the rows of the head, planned once while the windows stay the same."""
         if self._head is None:
             self._head = plan_head(
                 [self.rows[at].sequence for at in self._running],
@@ -196,9 +196,9 @@ class BatchPlan:
         return self._head
 
     def _choose(self, hidden_TH: Tensor, blocks: BatchState, block: Block, step: int) -> None:
-        """Choose tokens and accept some; one kernel does the latter where that is all there is.
+        """Choose tokens and accept some; one kernel accepts if the rows have rules.
 
-        Logits are written only if a request needs more than the best token.
+        Logits are stored only if a request needs more than the best token.
         """
         plan = self._plan_head()
         if plan.plain and (plan.rows.draws is None or blocks.credits is None):
@@ -215,7 +215,7 @@ class BatchPlan:
     def _confidence(
         self, hidden_TH: Tensor, plan: HeadPlan, credits: Credits | None, block: Block
     ) -> Confidence:
-        """Find the best or the drawn token of each row, with what decoders add to logits."""
+        """Find the best or drawn token of each row, with the credit that decoders add to logits."""
         cells_R, mask_token_id = plan.rows.cells_R, self.slots.mask_token_id
         draw, recorded = plan.rows.draw(block), self._layout.recorded
         if recorded is not None and draw is None and credits is None:
@@ -241,7 +241,7 @@ class BatchPlan:
     def _soften(
         self, hidden_TH: Tensor, logits: Logits, soft: Softened, done_B: Tensor, step: int
     ) -> None:
-        """Store what the model expects at masked positions, weighted for this step."""
+        """Store the expected embeddings at masked positions, weighted for this step."""
         weights = [
             s.policy.iteration.weight(s.steps_before + s.step + step) for s in self.sequences
         ]
@@ -261,7 +261,7 @@ class BatchPlan:
     def _expectations(
         self, hidden_TH: Tensor, logits: Logits, soft: Softened, warm_E: Tensor
     ) -> Iterator[Tensor]:
-        """Yield what the model expects, of some rows at a time: there may be a canvas of them."""
+        """Yield expected embeddings of some rows at a time, as there may be a whole canvas."""
         warm_I, warm_O = warm_E.split([len(soft.rows_I), len(soft.tokens_O)])
         for rows, warm in zip(soft.rows_I.split(_SOFT_ROWS), warm_I.split(_SOFT_ROWS), strict=True):
             yield self._expectation(logits.values_RV.index_select(0, rows), warm)

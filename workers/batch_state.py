@@ -1,7 +1,7 @@
 """The current blocks on the device: their contents, and which rows are done.
 
-Letters: B rows of sequences that denoise and then of their copies, L positions of the longest
-block, G rows that share a decoder, or are guided.
+Letters: B rows (sequences that denoise, then their copies), L positions of the longest block, G
+rows that share a decoder, or are guided.
 """
 
 from collections import defaultdict
@@ -32,7 +32,7 @@ class DecoderGroup(NamedTuple):
     """The rows of a round that share a decoder."""
 
     decoder: Decoder
-    members: list[int]  # the rows, on the host
+    members: list[int]  # the same rows, on the host
     rows_G: Tensor
 
 
@@ -97,12 +97,12 @@ class BatchState:
             for row in self.rows
             for s in (row.sequence,)
         ]
-        return send(torch.tensor(numbers).T.contiguous(), self.device)  # each without gaps
+        return send(torch.tensor(numbers).T.contiguous(), self.device)  # each row contiguous
 
     def _sub_blocks(self) -> Tensor | None:
         """Return the number of each position's sub-block, [B, L]; None if no row has any.
 
-        Rows without sub-blocks have one, as long as the longest block.
+        Rows without sub-blocks count as one that is as long as the longest block.
         """
         sizes = [row.sequence.policy.iteration.sub_block() for row in self.rows]
         if not any(sizes):
@@ -113,7 +113,7 @@ class BatchState:
     def now(self, step: int, first_only: Items[bool]) -> Block:
         """Return what decoders see at the `step`-th step of a round.
 
-        Where a row is `first_only`, only the first position of its block.
+        Of a row that is `first_only` they see only the first position of its block.
         """
         floors = [
             s.policy.iteration.floor(s.steps_before + s.step + ahead + step)
@@ -122,7 +122,7 @@ class BatchState:
         if floors != self._floors:
             self._floors = floors
             self._floor_B = send(torch.tensor(floors, dtype=torch.float64), self.device)
-        masked_BL = self.first_masks(self.masked_BL)  # nothing in rows that are done
+        masked_BL = self.first_masks(self.masked_BL)  # rows that are done have none
         if any(first_only):
             later_L = torch.arange(self.length, device=self.device) > 0
             first_only_B = send(torch.tensor(first_only), self.device)
@@ -146,7 +146,7 @@ class BatchState:
         )
 
     def first_masks(self, masked_BL: Tensor) -> Tensor:
-        """Return the masks of each row's first sub-block that has some."""
+        """Return the masks of each row's first sub-block that has any."""
         if self.sub_BL is None:
             return masked_BL
         first_B1 = masked_BL.int().argmax(1, keepdim=True)
@@ -192,7 +192,7 @@ class BatchState:
         self.done_B = self.done_B | empty_B
 
     def settle(self, found: Confidence, cells_R: Tensor, block: Block) -> None:
-        """Do the same as `accept` with what was found, by one kernel; `rules` says if it can."""
+        """Do the same as `accept` in one kernel; possible if `rules` is not None."""
         assert self.rules is not None, "the rows' decoders have no rules"
         self.options_EK = None
         heads_BL = torch.full_like(self.ids_BL, -1)
@@ -237,7 +237,7 @@ class BatchState:
             keep_credits(self.credits, self.sequences)
 
     def choose(self, proposal: Proposal, block: Block) -> Tensor:
-        """Return what decoders accept, and in rows without that the best masked position."""
+        """Return what decoders accept, and the best masked position in rows that accept none."""
         open_BL = block.masked_BL | block.editable_BL if self.edits else block.masked_BL
         accepted_BL = self._accept(proposal, block) & open_BL
         confidence_BL = proposal.confidence_BL
@@ -254,9 +254,9 @@ class BatchState:
         return accepted_BL
 
     def _measure(self, proposal: Proposal, accepted_BL: Tensor) -> Tensor:
-        """Accept what is unused of pinned canvases that are measured.
+        """Accept the unused positions of pinned canvases that are measured.
 
-        If anything is, a decoder may add no tokens but of whole slots.
+        In rows that have any, only decoders of whole slots may accept more.
         """
         ends = [
             -1 if s.pins is None or not measures else s.pins.canvas.end_id
@@ -267,7 +267,7 @@ class BatchState:
         unused_BL: Tensor = (proposal.ids_BL == end_B1) & self.masked_BL
         whole = [row.sequence.policy.decoder.whole_slots for row in self.rows]
         whole_B1 = send(torch.tensor(whole), self.device).unsqueeze(1)
-        # Where all are used the next step would see the same canvas, so it need not be waited for.
+        # If all are used, the next step would see the same canvas, so there is no need to wait.
         others_B1 = whole_B1 | ~unused_BL.any(-1, keepdim=True)
         return unused_BL | (accepted_BL & others_B1)
 
@@ -282,7 +282,7 @@ class BatchState:
         return tuple(found)
 
     def _place_unconditional(self, inside_BL: Tensor) -> None:
-        """Find where the copies of guided rows show what is written in their blocks."""
+        """Find the cells where the copies of guided rows repeat their blocks."""
         facts = [
             (b, s.uncond.slot * self.slots.length, s.prompt_len)
             for b, s in enumerate(self.sequences)
@@ -296,7 +296,7 @@ class BatchState:
         self.uncond_cells_GL = torch.where(ours_GL, cells_GL, self.slots.trash)
 
     def _find_rules(self) -> Rules | None:
-        """Return how rows accept, if that and nothing else happens to them."""
+        """Return the rows' acceptance rules, if accepting is all that a step does to them."""
         more = self.links, self.branches, self.renoised, self.edits, any(self._measures)
         if self.kernels.name == TORCH.name or self.length > LONGEST or any(more):
             return None

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class Branches(NamedTuple):
     """The rows of sequences with branches."""
 
-    canvases_GK: Tensor  # the sequence's own row, those of its branches, its own again
-    own_N: Tensor  # the row of each branch's sequence ...
-    rows_N: Tensor  # ... its own ...
-    places_N: Tensor  # ... and which of the next best positions it takes
+    canvases_GK: Tensor  # the sequence's row, those of its branches, then its own as padding
+    own_N: Tensor  # the row of each branch's sequence
+    rows_N: Tensor  # the branch's own row
+    places_N: Tensor  # which of the next best positions it takes
 
 
 def branches_of(rows: Items[Row], device: torch.device) -> Branches | None:
@@ -46,7 +46,7 @@ def branches_of(rows: Items[Row], device: torch.device) -> Branches | None:
 
 
 def take_best(state: "BatchState", proposal: Proposal, block: Block) -> tuple[Proposal, Block]:
-    """Let each sequence go on from its most promising canvas; of equals from its own."""
+    """Let each sequence continue from its most promising canvas; ties go to its own."""
     assert state.branches is not None
     canvases_GK = state.branches.canvases_GK
     confidence_B = branch_confidence(proposal, state.masked_BL)
@@ -65,7 +65,7 @@ def take_best(state: "BatchState", proposal: Proposal, block: Block) -> tuple[Pr
 
 
 def make_branches(state: "BatchState", proposal: Proposal, block: Block) -> None:
-    """Write the next branches: each sequence's canvas, and one more of the last proposals."""
+    """Write the next branches: each sequence's canvas with one more of the last proposals."""
     assert state.branches is not None
     _, own_N, rows_N, places_N = state.branches
     order_BL, count_B = next_best(proposal, state.first_masks(state.masked_BL))

@@ -1,4 +1,4 @@
-"""Makes the engine's requests of what is given, checked before any of them begins."""
+"""Turns prompts and parameters into engine requests, all checked before any of them starts."""
 
 from collections.abc import Iterator
 from functools import cached_property, partial
@@ -16,7 +16,7 @@ from diffray.workers.messages import Request
 
 
 class RequestMaker:
-    """Makes requests with uids that count up; `default` holds what they leave out of diffusion."""
+    """Makes requests with increasing uids; `default` fills in diffusion parameters left out."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """The memory of rows whose decoders give credit, from one plan to the next.
 
-Letters: B rows, L positions of the longest block, K positions of the longest that is remembered.
+Letters: B rows, L positions of the longest block, K positions of the longest block with credit.
 """
 
 from collections.abc import Sequence as Items
@@ -18,7 +18,7 @@ _NONE = Gain(0.0, 0.0, -1.0)
 
 
 def credits_of(rows: Items[Row], length: int, device: torch.device) -> Credits | None:
-    """Return what the rows remember, each as much as its block has steps; None if none does."""
+    """Return what the rows remember, one id per step of the block; None if no row gives credit."""
     gains = [row.sequence.policy.decoder.gain() for row in rows]
     giving = [row.sequence for row, gain in zip(rows, gains, strict=True) if gain is not None]
     if not giving:
@@ -35,7 +35,7 @@ def credits_of(rows: Items[Row], length: int, device: torch.device) -> Credits |
 
 
 def keep_credits(credits: Credits, sequences: Items[Sequence]) -> None:
-    """Leave each sequence what its row remembers of the block."""
+    """Store in each sequence what its row remembers of the block."""
     for b, sequence in enumerate(sequences):
         if sequence.policy.decoder.gain() is not None:
             n = sequence.stop - sequence.start
@@ -43,7 +43,7 @@ def keep_credits(credits: Credits, sequences: Items[Sequence]) -> None:
 
 
 def _padded(part: Tensor, shape: tuple[int, int], other: int) -> Tensor:
-    """Return what a row remembers in the shape of all rows."""
+    """Return a row's memory, padded to the shape of all rows."""
     if part.shape == shape:
         return part
     return pad(part, (0, shape[1] - part.shape[1], 0, shape[0] - part.shape[0]), value=other)

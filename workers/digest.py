@@ -1,4 +1,4 @@
-"""A checksum of an engine's state, by which ranks notice that they have drifted apart."""
+"""A checksum of an engine's state, with which ranks detect that they have drifted apart."""
 
 from hashlib import blake2b
 
@@ -8,7 +8,7 @@ from diffray.workers.engine import Engine
 def digest(engine: Engine) -> int:
     """Return a checksum of what must be equal on all ranks: canvases, slots and pages.
 
-    It waits for the device, so it runs only once in a number of rounds.
+    It waits for the device, so it does not run in every round.
     """
     state = [
         (

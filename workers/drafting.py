@@ -1,4 +1,4 @@
-"""Lends copies: drafts while they promise more than they take, branches while rows are few."""
+"""Lends copies to sequences: drafts as long as they pay, branches while there are few rows."""
 
 from collections.abc import Sequence as Items
 from typing import Final
@@ -13,34 +13,34 @@ from diffray.components.speculation import SUREST, Record
 from diffray.workers.layout import Span
 from diffray.workers.slots import MOST_DRAFTS, Slots
 
-_MOST_RECORDS: Final = 64  # of decoders with other settings
+_MOST_RECORDS: Final = 64  # one for each decoder with its settings
 
 
 class Drafting:
-    """Copies use what no request needs: they never take a slot, and give way when pages are short.
+    """Lends copies, which never take a request's slot, and return their pages when few are free.
 
-    `overhead` is what a forward costs besides its positions, as a number of positions; 0: no
-    copies. There are at most 16, and at most `most_windows` of sequences and copies.
+    `overhead` is the fixed cost of a forward, as a number of positions; 0: no copies. There are at
+    most 16 copies, and at most `most_windows` windows of sequences and copies.
     """
 
     def __init__(self, kv: KVPool, slots: Slots, overhead: int, most_windows: int | None) -> None:
         self.kv, self.slots = kv, slots
         self.overhead, self.most_windows = overhead, most_windows
-        self.holders: dict[Sequence, int] = {}  # of so many copies ...
-        self.running: dict[Sequence, int] = {}  # ... of which so many may run
-        self._records: dict[tuple[Decoder, bool], Record] = {}  # of greedy requests, and of others
+        self.holders: dict[Sequence, int] = {}  # how many copies each sequence has
+        self.running: dict[Sequence, int] = {}  # how many of them may run
+        self._records: dict[tuple[Decoder, bool], Record] = {}  # by decoder, and whether greedy
 
     def allot(self, sequences: Items[Sequence]) -> bool:
-        """Give each sequence as many drafts or branches as pay while these run together.
+        """Give each sequence as many drafts or branches as pay while these sequences run together.
 
-        One draft more is only made, not run, where too little is known of how often they are right.
-        Returns whether anyone's copies change.
+        If too little is known of how often drafts are right, one is made and checked but not run.
+        Returns whether any sequence's copies change.
         """
         for sequence in sequences:
             if sequence.policy.speculation is not None and sequence.step == 0:
                 sequence.chance.begin(self._record(sequence))
         self.running = self._wanted(sequences)
-        wanted = self.running | self._watched(sequences)
+        wanted = self.running | self._to_watch(sequences)
         if wanted == self.holders:
             return False
         for sequence in self.holders:
@@ -52,16 +52,16 @@ class Drafting:
         return True
 
     def give_back(self, sequence: Sequence) -> None:
-        """Take its copies from a sequence."""
+        """Take all copies back from a sequence."""
         if self.holders.pop(sequence, 0):
             self._drop(sequence, 0)
 
     def spans(self, own: Span, step: int) -> list[Span]:
         """Return the windows of a sequence's copies beside its own, at this step of its block.
 
-        Positions outside the window read the K/V that the sequence itself has stored, so copies run
-        the same positions as it does. Their own K/V are not kept, so the step after must run these
-        positions again: otherwise it would read what the sequence stored earlier.
+        Outside its window a copy reads the K/V that the sequence has stored, so copies run the same
+        positions as the sequence. Their own K/V are not kept, so the next step must run these
+        positions again; otherwise it would read what the sequence stored earlier.
         """
         found: list[Span] = []
         sequence = own.sequence
@@ -84,7 +84,7 @@ class Drafting:
         return found
 
     def share_edges(self, spans: Items[Span]) -> None:
-        """Copy what the first and the last page of these windows hold besides the window."""
+        """Copy the first and the last page of these windows, which also hold other positions."""
         pages, onto = [], []
         for span in spans:
             assert span.copy is not None
@@ -99,9 +99,9 @@ class Drafting:
     def _wanted(self, sequences: Items[Sequence]) -> dict[Sequence, int]:
         """Return how many copies to lend: an equal share for branches, then drafts that pay.
 
-        A draft brings its chance to be right, in steps, and costs its positions. It pays if that is
-        more for a position than what the forward brings without it, overhead included. The
-        likeliest come first.
+        A draft gains its chance to be right, in steps, and costs its positions. It pays if it gains
+        more steps per position than the forward without it, overhead included. The likeliest drafts
+        come first.
         """
         wanted: dict[Sequence, int] = {}
         most = MOST_DRAFTS
@@ -133,8 +133,8 @@ class Drafting:
             cost, steps = cost + sizes[sequence], steps + chance
         return wanted
 
-    def _watched(self, sequences: Items[Sequence]) -> dict[Sequence, int]:
-        """Return the sequences that get a draft only to be checked, as one might pay."""
+    def _to_watch(self, sequences: Items[Sequence]) -> dict[Sequence, int]:
+        """Return the sequences that get a draft only to learn whether drafts would pay."""
         cost = self.overhead + sum(map(_size, sequences))
         found = [
             sequence
@@ -148,14 +148,14 @@ class Drafting:
         return dict.fromkeys(found[:left], 1)
 
     def _record(self, sequence: Sequence) -> Record:
-        """Return what requests with this decoder have shown."""
+        """Return the record of requests with this decoder."""
         key = sequence.policy.decoder, sequence.params.temperature == 0
         if key not in self._records and len(self._records) == _MOST_RECORDS:
             del self._records[next(iter(self._records))]
         return self._records.setdefault(key, Record())
 
     def _cover(self, draft: Copy, own: Span) -> bool:
-        """Give a draft pages for its window, in the place of the sequence's own."""
+        """Give a draft its own pages for its window; return whether enough were free."""
         covers = own.start, own.stop, own.kv_stop
         if draft.covers == covers:
             return True

@@ -1,4 +1,4 @@
-"""One rank's loop: admits requests, runs rounds of denoising steps, reports what became final.
+"""One rank's engine: admits requests, runs rounds of denoising steps, reports final tokens.
 
 It is deterministic: engines that receive the same calls in the same order do the same, which keeps
 the ranks of a replica in step.
@@ -54,12 +54,12 @@ class Engine:
         self.graphs = graphs  # recorded steps; None: every step is launched
         self.most_threads = most_threads  # per step; None: torch's number
         most_windows = None if graphs is None else slots.num_slots
-        self.upkeep = upkeep  # None: its weights stay
-        self.adapters: Adapters | None = None  # None: it takes none
+        self.upkeep = upkeep  # None: its weights cannot be replaced
+        self.adapters: Adapters | None = None  # None: adapters are not supported
         self.drafting = Drafting(kv, slots, draft_overhead, most_windows)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of admission
-        self._rounds: BatchPlan | None = None  # the current plan, as long as it is valid
+        self._batch_plan: BatchPlan | None = None  # the current plan; None if it is no longer valid
         self.preemptions = self.forwards = self.tokens = 0  # since the start
 
     @property
@@ -85,7 +85,7 @@ class Engine:
         return check(request, self.limits)
 
     def add(self, request: Request) -> None:
-        """Queue a request; refuses at once what could never run."""
+        """Queue a request, or refuse it now if it could never run."""
         self.enqueue(self.check(request))
 
     def enqueue(self, sequence: Sequence) -> None:
@@ -96,7 +96,7 @@ class Engine:
         self.waiting.append(sequence)
 
     def cancel(self, uid: int) -> None:
-        """Forget a request and free what it holds; it may have ended already."""
+        """Drop a request and free what it holds; do nothing if it has already ended."""
         for sequence in self.running:
             if sequence.uid == uid:
                 self._release(sequence)
@@ -115,9 +115,9 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, steps: int = 1) -> list[Update]:
-        """Run one round of at most `steps` denoising steps; report what became final in it.
+        """Run one round of at most `steps` denoising steps; report the tokens that became final.
 
-        It is shorter if a block may finish sooner, because finished rows wait for the others.
+        The round is shorter if a block may finish sooner, because finished rows would only wait.
         """
         with at_most_threads(self.most_threads):
             return self._step(steps)
@@ -146,15 +146,15 @@ class Engine:
                     chunk.sequence.forwards += 1
             outcomes = rounds.outcomes() if denoising else []
         except BaseException:
-            # Interrupted, by Ctrl-C for instance: the device may be ahead of what the host knows.
-            self._rounds = None
+            # Interrupted, for instance by Ctrl-C: the device may be ahead of what the host knows.
+            self._batch_plan = None
             for sequence in reversed(denoising):
                 self.preempt(sequence.uid)
             raise
         updates = []
         for sequence, outcome in zip(denoising, outcomes, strict=True):
             sequence.forwards += steps
-            if sequence.slot >= 0:  # else it was preempted by the next block of another one
+            if sequence.slot >= 0:  # else another sequence's next block has preempted it
                 updates.append(self._settle(sequence, outcome))
         return [u for u in updates if u.ids or u.finish_reason or u.canvas is not None]
 
@@ -204,18 +204,18 @@ class Engine:
 
     def _plan(self, denoising: list[Sequence]) -> BatchPlan:
         changed = self.drafting.allot([] if self.waiting else denoising)
-        if changed or self._rounds is None or self._rounds.sequences != denoising:
+        if changed or self._batch_plan is None or self._batch_plan.sequences != denoising:
             self._replan()
-            self._rounds = BatchPlan(
+            self._batch_plan = BatchPlan(
                 denoising, self.model, self.kv, self.slots, self.mesh, self.drafting, self.graphs
             )
-        return self._rounds
+        return self._batch_plan
 
     def _replan(self) -> None:
         """Drop the plan, because a block is about to change."""
-        if self._rounds is not None:
-            self._rounds.keep()
-            self._rounds = None
+        if self._batch_plan is not None:
+            self._batch_plan.keep()
+            self._batch_plan = None
 
     # Memory.
 
@@ -225,8 +225,8 @@ class Engine:
     def _admit(self) -> None:
         """Start waiting requests in order, as long as slots and pages last.
 
-        If the first does not fit, the others wait too: small ones that overtake it could keep a
-        big one waiting forever.
+        If the first does not fit, the others wait too: small requests that overtake a big one
+        could keep it waiting forever.
         """
         while self.waiting and self.slots.num_free:
             sequence = self.waiting[0]
@@ -243,7 +243,7 @@ class Engine:
             self.kv.prefixes.promise(sequence)
 
     def _room(self, pages: int) -> bool:
-        """Return whether so many pages are free; drafts give theirs back for others."""
+        """Return whether this many pages are free; if not, take the drafts' pages back first."""
         if pages > self.kv.num_free and self.drafting.allot([]):
             self._replan()
         return pages <= self.kv.num_free
@@ -260,7 +260,7 @@ class Engine:
             uncond.pages_P = torch.tensor(uncond.pages)
 
     def _grow(self, sequence: Sequence) -> None:
-        """Make room for the next block; preempt the latest arrivals, maybe the sequence itself."""
+        """Make room for the next block; preempt the latest sequences, perhaps this one too."""
         held = len(sequence.pages) * (2 if sequence.guided else 1)
         while not self._room(self._pages(sequence, sequence.kv_stop) - held):
             latest = self.running[-1]
@@ -280,7 +280,7 @@ class Engine:
         sequence.pages, sequence.pages_P = [], None
 
     def _reach(self, sequence: Sequence, soon: Callable[[Sequence], int] | None = None) -> None:
-        """Skip what other sequences store of the prefix."""
+        """Skip the part of the prefix that other sequences store."""
         self.kv.prefixes.reach(sequence, soon)
         if not sequence.forwards:  # it has stored nothing itself
             sequence.cached = sequence.clean_end
@@ -297,13 +297,13 @@ class Engine:
         return not self._fills(sequence) and self.kv.prefixes.has_turn(sequence)
 
     def _soon(self, sequence: Sequence) -> int:
-        """Return up to where a sequence's K/V are final after the next forward."""
+        """Return where a sequence's final K/V end after the next forward."""
         if not self.kv.prefixes.has_turn(sequence):
             return 0
         return Chunk.next(sequence, self.chunk).stop if self._fills(sequence) else sequence.start
 
     def _chunks(self, filling: list[Sequence]) -> list[Chunk]:
-        """Return the next chunk of each sequence, unless another one stores it."""
+        """Return the next chunk of each sequence, unless another sequence stores it."""
         chunks = []
         for sequence in filling:
             self._reach(sequence)
@@ -334,12 +334,12 @@ class Engine:
             self._replan()
             sequence.finish_block(outcome.ids)
             self._grow(sequence)
-        elif self.kv.pages_for(sequence.kv_stop) > len(sequence.pages):  # it passed over a block
+        elif self.kv.pages_for(sequence.kv_stop) > len(sequence.pages):  # it skipped a block
             self._grow(sequence)
         return update
 
     def _measured(self, sequence: Sequence, outcome: Outcome) -> Outcome:
-        """Take what was found unused out of a pinned canvas, and return how its block begins."""
+        """Remove unused positions from a pinned canvas, and return the block's outcome then."""
         self._replan()
         if not sequence.measured(outcome.ids, outcome.masked.tolist(), outcome):
             return outcome

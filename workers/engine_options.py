@@ -1,8 +1,8 @@
 """The options of one engine, each declared once: its type, default, bounds and meaning.
 
 `DiffusionLLM` takes them as keywords and every rank of a cluster as a mapping; the command line's
-flags and docs/configuration.md are generated from here. Without torch: the coordinator and the
-command line's help read it too.
+flags and docs/configuration.md are generated from here. This module does not import torch, because
+the coordinator and the command line's help read it too.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ Kernels = Literal["auto", "torch", "triton"]
 KVCacheDType = Literal["auto", "int8", "uint4"]
 FirstStepCaching = Literal["off", "step0", "approx"]
 Quantization = str | dict[str, str]
-# Those that need block-causal attention.
+# The options that need block-causal attention.
 PREFIX_OPTIONS: Final = ("enable_prefix_caching", "swap_space", "prefix_cache_ttl")
 
 
@@ -34,41 +34,41 @@ class EngineOptions(Config):
 
     dtype: DType = Field(
         "auto",
-        description="The dtype of weights and activations; auto is bfloat16 where the device is "
-        "fast at it, else float32. Also bf16, fp16, half, fp32 and float.",
+        description="The dtype of weights and activations; auto is bfloat16 if the device is fast "
+        "at it, else float32. Also accepted: bf16, fp16, half, fp32 and float.",
     )
     device: str = Field(
         "auto",
         description="cpu, cuda, cuda:N (in one process only), or auto: a GPU if there is one.",
     )
     kernels: Kernels = Field(
-        "auto", description="The kernels; auto is triton where the GPU supports it."
+        "auto", description="The kernels; auto is triton if the GPU supports it, else torch."
     )
     quantization: Quantization | None = Field(
         None,
-        description="Keep weights in fewer bits: one format for all linear layers but the head "
-        "(int8, uint8, int4, uint4, fp8, w8a8, w8a8_fp8; int4_g128 has a scale for each 128 "
-        "weights), or parts with formats (experts=fp8,attention=int8,head=int8). Default: as dtype "
-        "says.",
+        description="Quantize weights: one format for all linear layers except the head (int8, "
+        "uint8, int4, uint4, fp8, w8a8, w8a8_fp8; int4_g128 has a scale per 128 weights), or a "
+        "format for each part (experts=fp8,attention=int8,head=int8). Default: weights are in "
+        "dtype.",
     )
     lora_modules: dict[str, str] = Field(
         {},
-        description="LoRA adapters by name (NAME=PATH, repeatable): folders or Hub ids of PEFT's. "
-        "A request names one, a client of a server as its model.",
+        description="LoRA adapters by name (NAME=PATH, repeatable): folders or Hub ids of PEFT "
+        "adapters. A request names the one to use; over HTTP, as its model.",
     )
     max_loras: int = Field(
-        8, ge=1, description="The most LoRA adapters that stay loaded while no request uses them."
+        8, ge=1, description="The most LoRA adapters to keep loaded; those in use always stay."
     )
     max_lora_rank: int = Field(64, ge=1, description="The largest rank of a LoRA adapter.")
     received_weights: str | None = Field(
         None,
-        description="A folder for the weights that a trainer sends, of this model alone, which all "
-        "ranks and replicas read; it keeps the newest two. Default: none are taken.",
+        description="A folder, for this model alone, that all ranks and replicas can read, for "
+        "weights that a trainer sends; it keeps the newest two. Default: none are received.",
     )
     cuda_graphs: bool | None = Field(
         None,
-        description="Record CUDA graphs at startup; default: with triton kernels, over "
-        "several GPUs where bring-up found replays right on all of them.",
+        description="Record CUDA graphs at startup; default: with triton kernels, and on several "
+        "GPUs only if bring-up found replays right on all of them.",
     )
     graph_block_length: int | None = Field(
         None,
@@ -83,14 +83,14 @@ class EngineOptions(Config):
     )
     enable_prefix_caching: bool | None = Field(
         None,
-        description="Share the K/V of common prefixes; default: where attention is block-causal, "
-        "which it needs.",
+        description="Share the K/V of common prefixes, which needs block-causal attention; "
+        "default: if the model has it.",
     )
     first_step_caching: FirstStepCaching = Field(
         "off",
-        description="Share first steps where all positions see each other: step0 between requests "
-        "with the same prompt and length, which is exact; approx also reuses the K/V of a prompt "
-        "that begins alike, which changes tokens.",
+        description="Share first steps where attention is bidirectional: step0, between requests "
+        "with the same prompt and length, is exact; approx also reuses the K/V of a prompt that "
+        "starts the same, which changes tokens.",
     )
     mask_token_id: int | None = Field(
         None, description="The mask token's id, if the checkpoint does not say."
@@ -114,21 +114,21 @@ class EngineOptions(Config):
     )
     kv_cache_dtype: KVCacheDType = Field(
         "auto",
-        description="Keep K/V in 8 or 4 bits, with a scale for each head of a token or each 32 "
-        "numbers of it; auto keeps them in dtype.",
+        description="Quantize K/V to 8 bits, with a scale per head of a token, or to 4 bits, with "
+        "a scale per 32 numbers of a head; auto keeps them in dtype.",
     )
     page_size: int = Field(16, ge=1, description="Positions per page of the K/V cache.")
     swap_space: float = Field(
         0.0,
         ge=0,
         description="Host memory of each rank for prefixes that the K/V cache has no room for, in "
-        "GiB or such as 512MiB; 0: they are forgotten, and run again.",
+        "GiB or such as 512MiB; 0: they are dropped, and recomputed when needed.",
     )
     prefix_cache_ttl: float | None = Field(
         None,
         gt=0,
-        description="Seconds after which a prefix that no request uses is forgotten; default: when "
-        "its memory is needed.",
+        description="Seconds after which an unused prefix is dropped; default: only when its "
+        "memory is needed.",
     )
     chunk: int = Field(
         512,
@@ -142,14 +142,14 @@ class EngineOptions(Config):
     draft_overhead: int | None = Field(
         None,
         ge=0,
-        description="What a forward costs besides its positions, as a number of positions: the "
-        "larger, the more drafts speculation runs; 0: none, and no branches of `lopa`. Default: by "
-        "device and model.",
+        description="The fixed cost of a forward, as a number of positions: the larger it is, the "
+        "more drafts speculation runs; 0: no drafts, and no branches of `lopa`. Default: by device "
+        "and model.",
     )
     cpu_threads: int | None = Field(
         None,
         ge=1,
-        description="Threads per rank on CPU; default: OMP_NUM_THREADS, and few for a small model.",
+        description="Threads per rank on CPU; default: OMP_NUM_THREADS, fewer for a small model.",
     )
 
     if TYPE_CHECKING:  # other names of dtypes and sizes with a unit are accepted too
@@ -158,13 +158,13 @@ class EngineOptions(Config):
 
     @field_validator("dtype", mode="before")
     @classmethod
-    def _by_its_name_here(cls, given: object) -> str:
+    def _dtype_by_name(cls, given: object) -> str:
         return dtype_name(given)
 
     @field_validator("device", mode="before")
     @classmethod
-    def _by_its_name(cls, given: object) -> str:
-        return str(given)  # a torch.device's name is what it is called here
+    def _device_by_name(cls, given: object) -> str:
+        return str(given)  # a torch.device has the same name here
 
     @field_validator("lora_modules", mode="before")
     @classmethod
@@ -192,13 +192,13 @@ class EngineOptions(Config):
     @field_validator("swap_space", mode="before")
     @classmethod
     def _gibibytes(cls, given: Any) -> Any:
-        """Read a size with a unit; vLLM's number without one counts GiB."""
+        """Read a size with a unit; a number without one is GiB, as in vLLM."""
         if isinstance(given, str) and not given.strip().replace(".", "", 1).isdecimal():
             return (in_bytes(given) or 0) / 2**30
         return given
 
     @model_validator(mode="after")
-    def _prefixes_are_kept(self) -> Self:
+    def _check_prefix_options(self) -> Self:
         for name in PREFIX_OPTIONS[1:]:
             if getattr(self, name) and self.enable_prefix_caching is False:
                 raise ValueError(f"{name} has no effect without enable_prefix_caching; drop one")
@@ -211,9 +211,9 @@ class EngineOptions(Config):
 
 
 class EngineKeywords(TypedDict, total=False):
-    """The same options for type checkers and editors, as wide as what is accepted.
+    """The same options for type checkers and editors, with every type that is accepted.
 
-    A test compares the two.
+    A test compares the two classes.
     """
 
     dtype: "DType | str | torch.dtype"

@@ -1,7 +1,7 @@
-"""Which sequences of a forward take their first step over from others, and which leave theirs.
+"""Sharing of first steps in one forward: which sequences run theirs, and which take it over.
 
-Who takes a step over has no window in the forward: the K/V are copied onto its pages, and what is
-kept of hidden states stands behind those that the forward computes.
+A sequence that takes a step over has no window in the forward: the K/V are copied onto its pages,
+and the kept hidden states are appended to those that the forward computes.
 
 Letters: T packed tokens, N positions that the first block's logits come from, H hidden size.
 """
@@ -19,17 +19,17 @@ from diffray.workers.layout import Layout, Span
 
 @dataclass(slots=True)
 class SharedFirstSteps:
-    """What becomes of the first steps of one forward."""
+    """How the sequences of one forward get their first steps."""
 
     kv: KVPool
-    windows: list[Span]  # of all sequences, in their order
-    leaders: dict[Canvas, Span] = field(default_factory=dict)  # run, for others to take over
-    followers: list[tuple[Span, Span]] = field(default_factory=list)  # with the leader of each
-    kept: list[tuple[Span, FirstStep]] = field(default_factory=list)  # with what each takes over
+    windows: list[Span]  # of all sequences, in order
+    leaders: dict[Canvas, Span] = field(default_factory=dict)  # run their step, and share it
+    followers: list[tuple[Span, Span]] = field(default_factory=list)  # each with its leader
+    kept: list[tuple[Span, FirstStep]] = field(default_factory=list)  # each with its kept step
 
     @staticmethod
     def of(kv: KVPool, windows: list[Span], begins: Items[bool]) -> "SharedFirstSteps | None":
-        """Return who begins and may share; None without anyone. K/V that are kept are copied."""
+        """Plan the first steps of starting sequences, and copy kept K/V; None if none may share."""
         if not kv.first_steps.enabled:
             return None
         found = SharedFirstSteps(kv, [*windows])
@@ -46,7 +46,7 @@ class SharedFirstSteps:
         return [span for span in self.windows if span.sequence not in taken]
 
     def within(self, layout: Layout) -> Layout:
-        """Return the forward's layout with all windows, those of others' steps where they stand."""
+        """Return the forward's layout with all windows; shared ones point at the step they use."""
         offset = dict(zip(layout.windows, layout.offsets, strict=True))
         offset |= {span: offset[leader] for span, leader in self.followers}
         behind = len(layout.batch.positions_T)
@@ -77,7 +77,7 @@ class SharedFirstSteps:
         return torch.cat([hidden_TH, *(step.hidden_NH for _, step in self.kept)])
 
     def _place(self, number: int, span: Span, canvas: Canvas) -> None:
-        """Let a sequence that begins take over a step, or run its own."""
+        """Let a sequence at its first step take one over, or run its own."""
         sequence, cached = span.sequence, 0
         if canvas in self.leaders:
             self.followers.append((span, self.leaders[canvas]))

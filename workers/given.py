@@ -1,4 +1,4 @@
-"""What is given of a text: prompts and conversations become the token ids around the gap."""
+"""Turns prompts and conversations into the token ids before and after the text to generate."""
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from diffray.workers.text import Messages, Tokenizer
 
 
 class Given(NamedTuple):
-    """A prompt's text, if it was one, and the tokens before and after those to be generated."""
+    """A prompt's text, if it came as text, and the tokens before and after those to generate."""
 
     text: str | None
     prompt: tuple[int, ...]
@@ -31,7 +31,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads prompts with a checkpoint's tokenizer; without one, token ids alone."""
+    """Reads prompts with a checkpoint's tokenizer; without one it only takes token ids."""
 
     given: Tokenizer | None
     sight: Sight | None = None  # the images that the model takes
@@ -57,7 +57,7 @@ class Reader:
         """Return several prompts, and the images of each if there are any."""
         shown = [()] * len(prompts) if images is None else images
         if len(shown) != len(prompts):
-            raise ValueError(f"images of {len(shown)} prompts, and there are {len(prompts)}")
+            raise ValueError(f"images for {len(shown)} prompts, but there are {len(prompts)}")
         pairs = zip(prompts, shown, strict=True)
         return [self._showing(self.prompt(each), own) for each, own in pairs]
 
@@ -69,7 +69,7 @@ class Reader:
         return self._placed(Given(None, ids), images)
 
     def _showing(self, given: Given, pictures: Items[Picture]) -> Given:
-        """Return a prompt with its images, of which patches stand where they say."""
+        """Return a prompt with its images; images that are already patches keep their places."""
         ready = tuple(each for each in pictures if isinstance(each, Image))
         if len(ready) == len(pictures):
             return given._replace(images=ready)
@@ -82,13 +82,13 @@ class Reader:
         return given._replace(prompt=ids, images=placed)
 
     def _seen(self, pictures: Items[Picture]) -> list[Image]:
-        """Return the patches of images; refuse them where the model takes none."""
+        """Return the patches of images; refuse them if the model takes none."""
         if pictures and self.sight is None:
             raise ValueError("this model takes no images; leave them out")
         return [read_image(each, self.sight) for each in pictures if self.sight is not None]
 
     def grammars(self, limits: Limits) -> Grammars:
-        """Return what compiles structured outputs to this checkpoint's tokens."""
+        """Return the compiler of structured outputs for this checkpoint's tokens."""
         encode = partial(self.tokenizer.encode, add_special_tokens=False)
         vocabulary = vocabulary_of(self.tokenizer.fast)
         return Grammars(vocabulary, limits.eos_token_ids, limits.spec.vocab_size, encode)

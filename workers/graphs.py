@@ -156,7 +156,7 @@ class Recorded:
         cell_WT = (canvas_W.unsqueeze(1) + position_WT).where(inside_WT, self._slots.trash)
         places_3WT = torch.stack([position_WT, slot_WT * inside_WT, cell_WT])
         facts_5W = torch.stack([start_W, kv_stop_W, block_W, open_W, stop_W])
-        # One copy to the device for them all.
+        # One copy to the device for all of them.
         parts = places_3WT.flatten(), facts_5W.flatten(), pages_WP.flatten()
         moved = send(torch.cat(parts), self._slots.device).split([len(part) for part in parts])
         places = self._places_3T, self._facts_5W, self._pages_WP
@@ -207,13 +207,13 @@ class Graphs:
 
     @torch.inference_mode()
     def record(self) -> None:
-        """Record all buckets: at first, and after they were forgotten."""
-        # The largest first, so that the others reuse its memory.
+        """Record all buckets, at startup and after `forget`."""
+        # The largest comes first, so that the others reuse its memory.
         bar = tqdm(self._buckets, desc="graphs", unit="", disable=None if self._progress else True)
         self._recorded = [self._make(bucket) for bucket in bar]
 
     def forget(self) -> None:
-        """Free the recordings; until the next ones every step is launched."""
+        """Free the recordings; until `record` is called again, every step is launched."""
         self._recorded = []
 
     def fit(self, windows: int, length: int) -> Recorded | None:
@@ -240,7 +240,7 @@ def memory_for(bucket: Bucket, model: Model, kv: KVPool, slots: Slots) -> int:
 
 
 def run_again(run: Callable[[], Any]) -> Callable[[], Any]:
-    """Record nothing."""
+    """Stand in for a recorder: record nothing and run the work again each time."""
     return run
 
 

@@ -1,4 +1,4 @@
-"""Image files as a model takes them: decoded, scaled, cut into patches, and placed in a prompt."""
+"""Prepares image files for a model: decodes, scales, cuts into patches, and places in a prompt."""
 
 import math
 from base64 import b64decode
@@ -12,17 +12,17 @@ import torch
 from diffray.components.config import InvalidField
 from diffray.components.image import Image, Sight
 
-# A path, the content of a file, an image of Pillow's, or patches with a place of their own.
+# A path, the content of a file, a Pillow image, or patches that already have their place.
 Picture = str | Path | bytes | Image | Any
 
-_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")  # of the last the first frame
-# Of a decoded image, which takes 4 bytes for each. Models see some hundred thousands of them.
+_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")  # of a GIF, the first frame
+# Of a decoded image, which takes 4 bytes per pixel. Models see some hundred thousand pixels.
 _MOST_PIXELS: Final = 25_000_000
 _USUAL: Final = 280  # soft tokens that an image is scaled to, as Gemma's own processor does
 
 
 def read_image(picture: Picture, sight: Sight) -> Image:
-    """Return an image's patches; refuse what is not an image, or too large, before decoding it."""
+    """Return an image's patches; refuse files that are no images or too large before decoding."""
     if isinstance(picture, Image):
         return picture
     shown = _opened(picture)
@@ -34,7 +34,7 @@ def read_image(picture: Picture, sight: Sight) -> Image:
     try:
         from PIL import ImageOps
 
-        # What was opened here is turned in place, so that no second copy is made.
+        # An image that was opened here is turned in place, which avoids a second copy.
         is_given = shown is picture
         if is_given:
             upright = ImageOps.exif_transpose(shown)
@@ -42,7 +42,7 @@ def read_image(picture: Picture, sight: Sight) -> Image:
             ImageOps.exif_transpose(upright := shown, in_place=True)
         if upright.mode != "RGB":
             upright = upright.convert("RGB")
-    except Exception as error:  # decoders raise whatever they like
+    except Exception as error:  # decoders raise all kinds of errors
         raise InvalidField(f"the image cannot be decoded: {error}", "images") from None
     columns, rows = _patches(*upright.size, sight)
     side = math.isqrt(sight.patch // 3)
@@ -69,16 +69,16 @@ def _opened(picture: Picture) -> Any:
         if isinstance(picture, bytes):
             raise InvalidField("the image is not a PNG, JPEG, WebP or GIF", "images") from None
         raise ValueError(f"cannot read the image {picture}: {error}") from None
-    except Exception as error:  # as of headers that promise too much
+    except Exception as error:  # for example, a header that claims a huge image
         raise InvalidField(f"the image cannot be decoded: {error}", "images") from None
 
 
 def _patches(width: int, height: int, sight: Sight) -> tuple[int, int]:
-    """Return how many patches across and down: as many as allowed, in the image's proportions."""
+    """Return how many patches there are across and down: the most that keep the proportions."""
     unit, most = sight.pool, min(_USUAL, sight.most)
     side = math.isqrt(sight.patch // 3)
     factor = math.sqrt(most * unit**2 * side**2 / (width * height))
-    # Soft tokens each way, before rounding.
+    # Soft tokens across and down.
     across, down = (int(factor * pixels / (unit * side)) for pixels in (width, height))
     if not down:
         across, down = min(width // height, most), 1
@@ -119,7 +119,7 @@ def place_images(
 
 
 def from_data_url(url: str) -> bytes:
-    """Return the content of a data URL; others are not fetched."""
+    """Return the content of a data URL; refuse other URLs, which are not fetched."""
     head, comma, data = url.partition(",")
     if not (head.startswith("data:") and head.endswith(";base64") and comma):
         raise InvalidField(

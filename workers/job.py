@@ -1,4 +1,4 @@
-"""One choice in progress: what the engine reports becomes token ids and text."""
+"""One choice in progress: turns the engine's updates into token ids and text."""
 
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Update
@@ -9,7 +9,7 @@ from diffray.workers.text import TextStream, Tokenizer
 class Job:
     """The `index`-th choice of a request, filled update by update.
 
-    With `follow` every update is news, if only of another block.
+    With `follow` every update makes a delta, even without new tokens.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Job:
             params.skip_special_tokens,
             params.min_tokens,
         )
-        self._told = 0, 0  # the length of text and ids that `news` has returned
+        self._returned = 0, 0  # the length of text and ids that `news` has returned
 
     @property
     def finished(self) -> bool:
@@ -75,11 +75,11 @@ class Job:
         self.canvas, self._blocks = update.canvas, update.progress.blocks
 
     def news(self) -> Delta | None:
-        """Return what became final since the last call, or the canvas where it is watched."""
-        choice, (text, ids) = self.choice, self._told
-        self._told = len(choice.text), len(choice.token_ids)
+        """Return what became final since the last call, and the canvas if it is watched."""
+        choice, (text, ids) = self.choice, self._returned
+        self._returned = len(choice.text), len(choice.token_ids)
         canvas, self.canvas = self.canvas, None
-        quiet = self._told == (text, ids) and canvas is None and not self.finished
+        quiet = self._returned == (text, ids) and canvas is None and not self.finished
         if quiet and not self._follow:
             return None
         return Delta(

@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 
 def spans_of(sequence: Sequence, start: int, stop: int) -> list[Span]:
-    """Return the windows that store the K/V of what is final in [start, stop)."""
+    """Return the windows that store the K/V of the final positions [start, stop)."""
     return [Span(sequence, *piece, piece[1]) for piece in sequence.images.pieces(start, stop)]
 
 
@@ -42,9 +42,9 @@ class Layout:
 
     @staticmethod
     def of(windows: list[Span], slots: Slots, page_size: int, graphs: Graphs | None) -> "Layout":
-        """Pack windows; they often stay the same for many rounds.
+        """Pack windows, or keep the last layout, as windows often stay the same for many rounds.
 
-        If a recording fits them, they are written into its tensors.
+        If a recording fits the windows, they are written into its tensors.
         """
         if slots.layout is None or slots.layout.windows != windows:
             recorded = None
@@ -107,6 +107,6 @@ def _window(span: Span, slots: Slots) -> Window:
     assert canvas.pages_P is not None
     cell = canvas.slot * slots.length
     block = span.sequence.causal_at(span.start)
-    # Before the block all is final, and others may read the same pages: all read them alike.
+    # Positions before the block are final, on pages that may be shared, so they are read as stored.
     first_open = span.sequence.start if span.sequence.policy.cache.keeps_prefix else 0
     return Window(span.start, span.stop, span.kv_stop, block, canvas.pages_P, cell, first_open)

@@ -1,4 +1,4 @@
-"""What an engine can run, as the processes without an engine know it; without torch."""
+"""What an engine can run, for processes that have no engine; does not import torch."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,5 +34,5 @@ class Limits:
         return self.shares_prefixes and sequence.policy.cache.keeps_prefix and not sequence.guided
 
     def pages(self, sequence: "Sequence", stop: int) -> int:
-        """Return how many K/V pages the first `stop` positions take; a guided one needs two."""
+        """Return how many K/V pages the first `stop` positions take, twice as many if guided."""
         return -(-stop // self.page_size) * (2 if sequence.guided else 1)

@@ -63,7 +63,7 @@ class Link:
             self._socket.sendall(encode(message))
 
     def keep_alive(self, every: float) -> None:
-        """Send a heartbeat at this interval from a thread, however long a round takes."""
+        """Send heartbeats at this interval from a thread, even while a round takes long."""
         threading.Thread(target=self._beat, args=[every], name="heartbeat", daemon=True).start()
 
     def receive(self) -> Round[WireRequest] | None:
@@ -74,7 +74,7 @@ class Link:
         return order
 
     def _beat(self, every: float) -> None:
-        with suppress(OSError):  # the reading side notices that the connection is closed
+        with suppress(OSError):  # `receive` reports that the connection is closed
             while True:
                 self.send(None)
                 time.sleep(every)

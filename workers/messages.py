@@ -1,8 +1,8 @@
-"""What crosses the processes of one engine: requests, rounds, replies, and a rank's start.
+"""The messages between the processes of an engine: requests, rounds, replies, and a rank's start.
 
-Records of plain values, without torch, which msgspec and pickle serialize as they are. Others have
-modules of their own: `limits.py`, `process.py`, `trainer_orders.py`, `cluster/control/events.py`
-and, between replicas, `cluster/serve/wanted.py`.
+They are records of plain values, without torch, which msgspec and pickle serialize as they are.
+Others are in `limits.py`, `process.py`, `trainer_orders.py`, `cluster/control/events.py` and,
+between replicas, `cluster/serve/wanted.py`.
 """
 
 from collections.abc import Iterable
@@ -67,7 +67,7 @@ class Request:
     watch: bool = False
     resume: Resume | None = None
     cache_salt: str = ""
-    images: tuple[Image, ...] = ()  # whose soft tokens stand in the prompt
+    images: tuple[Image, ...] = ()  # whose soft tokens are in the prompt
     grammar: bytes = b""  # an `Automaton` or a `Canvas` that the answer follows; empty: none
     lora: LoRA | None = None  # the adapter to answer with
 
@@ -88,7 +88,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """A request on its way to the ranks: its parameters as plain values."""
+    """A request as it is sent to the ranks, with its parameters as plain values."""
 
     uid: int
     prompt: tuple[int, ...]
@@ -137,7 +137,7 @@ class WireRequest:
 
 
 class Schedulable(Protocol):
-    """What the scheduler must know of a request, whatever else it carries."""
+    """What the scheduler must know about a request."""
 
     @property
     def uid(self) -> int: ...
@@ -159,7 +159,7 @@ class Schedulable(Protocol):
 
     @property
     def restarts(self) -> bool:
-        """Whether a resumed run starts over, as soft generations do."""
+        """Whether a resumed request starts over, as soft generations do."""
         ...
 
     @property
@@ -168,7 +168,7 @@ class Schedulable(Protocol):
         ...
 
     def resumed(self, resume: Resume | None) -> Self:
-        """Return the same request, to be run from there or from its start."""
+        """Return the same request, to run from this state or, if None, from its start."""
         ...
 
 
@@ -180,12 +180,12 @@ class Footprint(NamedTuple):
 
     pages: int  # that its first block needs
     most: int = 0  # that its last block needs
-    block: int = 0  # block length of requests that may share a prefix; 0: this one shares none
+    block: int = 0  # block length if it may share a prefix; 0 if not
 
 
 @dataclass(slots=True)
 class Update:
-    """What a round added to a request: its new final tokens, always a left prefix."""
+    """What a round added to a request: the new final tokens, without gaps from the left."""
 
     uid: int
     ids: list[int] = field(default_factory=list)
@@ -200,7 +200,7 @@ class Update:
     canvas: list[int | None] | None = None  # with `watch`: the generated part; None: masked
     cached_tokens: int = 0  # prompt tokens read from shared pages
     approximate: bool = False  # whether their K/V were computed on another canvas
-    # Seconds since its admission, in its first update after that; set by the queue.
+    # Seconds since its admission, in the first update after it; set by the queue.
     ran: float | None = None
     # Of a pinned canvas: each field's probability, and those of a choice's options.
     fields: dict[str, tuple[float, dict[str, float]]] = field(default_factory=dict)
@@ -221,13 +221,13 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class PrefixStats:
-    """What a rank keeps of prefixes, and what it found on the host and copied since the start."""
+    """A rank's memory for prefixes, and its counts of host hits and copies since the start."""
 
     device_bytes: int = 0
     host_bytes: int = 0
     host_capacity: int = 0  # in bytes
     host_queries: int = 0  # tokens of prompts that were not on the device
-    host_hits: int = 0  # of them, those that were on the host
+    host_hits: int = 0  # those of them that were on the host
     stored_bytes: int = 0  # copied from the device to the host
     loaded_bytes: int = 0  # copied back
 
@@ -287,11 +287,11 @@ ASLEEP = "the model is asleep; wake it up first (wake_up)"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """New weights for a running engine, which has no request then; or a `level` of sleep, 0: none.
+    """New weights for a running engine, or a `level` of sleep (0: awake); no request may run then.
 
     `number` counts the changes; `source` is a folder or Hub id, or empty if the tensors are in the
-    engine's process. What `restores` brings new ranks to both, and cannot be refused: without it
-    the engine is of no use.
+    engine's process. A change that `restores` brings new ranks to the current weights and level; it
+    must not be refused, as the engine would be of no use.
     """
 
     number: int = 0
@@ -313,7 +313,7 @@ class Round(Generic[R]):
     fresh: bool = False  # whether no round was in flight before it
     now: float = 0.0  # seconds on the scheduler's clock
     change: Change | None = None  # after `cancel` and before `add`
-    trainer: TrainerOrder | None = None  # to be carried out instead of all else
+    trainer: TrainerOrder | None = None  # to carry out instead of everything else
 
 
 @dataclass(slots=True)
@@ -325,7 +325,7 @@ class Reply:
     updates: list[Update]
     refused: list[tuple[int, str]]  # uids and reasons
     stats: Stats
-    worked: float = 0.0  # seconds of rank 0 in rounds
-    waited: float = 0.0  # and between rounds while there was work
+    worked: float = 0.0  # seconds that rank 0 has spent in rounds
+    waited: float = 0.0  # seconds between rounds while there was work
     unchanged: str = ""  # why the round's change was refused; empty: it was made
-    received: Received | None = None  # what became of the round's trainer order
+    received: Received | None = None  # the outcome of the round's trainer order

@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
 
     @staticmethod
     def before_steps(sequence: Sequence, mask_token_id: int) -> "Outcome":
-        """Return how the block stands of which nothing has been decided yet."""
+        """Return the outcome of a block in which nothing has been decided yet."""
         given, masked = sequence.given(sequence.start, sequence.stop), sequence.masked
         return Outcome(
             ids=[mask_token_id if token is None else token for token in given],

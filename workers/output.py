@@ -7,7 +7,7 @@ from diffray.components.config import counted, shortened
 
 @dataclass(frozen=True, slots=True)
 class FieldOutput:
-    """How probable the model finds a field of a pinned canvas, and all options of a choice."""
+    """The model's probability for a field of a pinned canvas, and for each option of a choice."""
 
     probability: float
     options: dict[str, float]  # by their text in the answer; empty if it is not a choice
@@ -21,8 +21,8 @@ class CompletionOutput:
     `logprobs` and `top_logprobs` are set if the request has `logprobs`: each token's
     log-probability at that step (given the canvas at that time: not a left-to-right likelihood),
     and the most probable ids of the same distribution, best first. With a pinned canvas `fields`
-    holds each field by its path, such as `address.city`. `depth` is set where a context-free
-    grammar nests its rules without end: so deep were they allowed to be.
+    holds each field by its path, such as `address.city`. `depth` is set if a context-free grammar
+    nests its rules without end: it is how deep they were allowed to nest.
     """
 
     index: int
@@ -102,7 +102,7 @@ class RequestOutput:
     def show(self, *, pace: float = 5.0) -> None:
         """Show how the answer was denoised, at `pace` steps per second at most.
 
-        In a notebook it is a picture; a terminal plays it once; elsewhere the text is printed.
+        A notebook shows a picture; a terminal plays it once; elsewhere the text is printed.
         """
         from diffray.workers.views import show
 
@@ -120,7 +120,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A request that was found to be right; of each choice the number of its blocks."""
+    """A request that has passed its checks, with the number of blocks of each choice."""
 
     prompt_tokens: int
     num_blocks: list[int]
@@ -130,9 +130,9 @@ class Accepted:
 class Delta:
     """What became final in one streamed choice since the last delta.
 
-    `steps`, `logprobs` and `top_logprobs` are a CompletionOutput's, of exactly these tokens.
-    `canvas` is all of it as it stands, None where masked, if the request is watched. `blocks` are
-    finished.
+    `steps`, `logprobs` and `top_logprobs` are a CompletionOutput's, of exactly these tokens. If the
+    request is watched, `canvas` is the whole canvas as it is now, None where masked. `blocks`
+    counts the finished blocks.
     """
 
     index: int
@@ -148,4 +148,4 @@ class Delta:
     blocks: int = 0
 
 
-Followed = Accepted | Delta | RequestOutput  # what becomes of a request, in this order
+Followed = Accepted | Delta | RequestOutput  # what a followed request yields, in this order

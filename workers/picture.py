@@ -1,7 +1,7 @@
 """Draws a denoising as an SVG: masks are grey blocks that turn into the tokens that replace them.
 
-The picture is animated by CSS alone, needs nothing from elsewhere, and shows the answer where
-nothing moves.
+The picture is animated by CSS alone, loads no other files, and shows the answer where animations
+are off.
 """
 
 from collections.abc import Iterator
@@ -27,12 +27,12 @@ STYLE = """
 @media (prefers-reduced-motion: reduce) { * { animation: none !important } }
 """
 HIDDEN, SHOWN, NEW = "opacity: 0", "opacity: 1", "opacity: 1; fill: #2da44e"
-# XML has no place for them, and a tab has no width of its own.
+# XML forbids most control characters, and a tab has no fixed width.
 _CONTROLS = dict.fromkeys({*range(32), *range(127, 160), 0xFFFE, 0xFFFF} - {ord("\n")}, " ")
 
 
 class _Part(NamedTuple):
-    """A piece of a token that stands in one line."""
+    """A piece of a token within one line."""
 
     token: int
     column: int
@@ -83,7 +83,7 @@ def picture(question: str, tokens: Items[tuple[str, int]]) -> str:
 
 
 def _parts(texts: Items[str]) -> Iterator[_Part]:
-    """Place each token; a line breaks before a word, and inside one that is too long for it."""
+    """Place each token; lines break before words, and inside a word longer than a line."""
     column, row = 0, 0
     for at, text in enumerate(texts):
         word = "".join(texts[at : at + COLUMNS]).lstrip(" ").partition(" ")[0].partition("\n")[0]
@@ -120,7 +120,7 @@ def _text(x: int, y: int, content: str, kind: str) -> str:
 
 
 def _keyframes(name: str, end: float, *changes: tuple[float, str]) -> str:
-    """Return an endless animation that takes each state at its second."""
+    """Return an endless animation that enters each state at its time in seconds."""
     parts = [
         f"{100 * begin / end:.2f}%, {100 * (stop - 0.01) / end:.2f}% {{ {state} }}"
         for (begin, state), (stop, _) in pairwise([*changes, (end, "")])

@@ -1,4 +1,4 @@
-"""The host's memory for prefixes: how much there is, whether it pays, and what is kept in it."""
+"""The host memory for prefixes: its size, whether it pays, and counts of what it holds."""
 
 import logging
 import time
@@ -21,7 +21,7 @@ _TRIALS = 2
 
 
 def host_pages_for(swap_space: float, page_bytes: int) -> int:
-    """Return how many pages of the host so many GiB are."""
+    """Return how many K/V pages fit this many GiB of host memory."""
     wanted, free = int(swap_space * 2**30), available_memory()
     if wanted > free:
         raise ValueError(f"swap_space is {wanted} bytes, but the host has {free} free; lower it")
@@ -31,10 +31,10 @@ def host_pages_for(swap_space: float, page_bytes: int) -> int:
 
 
 def settle_host(kv: KVPool, model: Model, mesh: Mesh, positions: int) -> None:
-    """Use the host for prefixes only if copying takes less time than running them again.
+    """Use the host for prefixes only if copying them takes less time than recomputing them.
 
-    Both grow with the length of a prefix, so one length decides for all. All ranks must call it;
-    they decide alike.
+    Both grow with the length of a prefix, so one length decides for all. All ranks must call this;
+    they decide together.
     """
     if not kv.host.num_pages:
         return
@@ -44,14 +44,14 @@ def settle_host(kv: KVPool, model: Model, mesh: Mesh, positions: int) -> None:
     kv.use_no_host()
     if mesh.rank == 0:
         log.warning(
-            "swap_space is not used: %d positions are copied to the host and back in %.1f ms, "
-            "and run again in %.1f ms",
+            "swap_space is not used: copying %d positions to the host and back takes %.1f ms, "
+            "and recomputing them %.1f ms",
             *(positions, 1e3 * copied_s, 1e3 * ran_s),
         )
 
 
 def prefix_stats(kv: KVPool) -> PrefixStats:
-    """Return what is kept, and counts since the start."""
+    """Return how much memory prefixes take, and counts since the start."""
     prefixes, page = kv.prefixes, kv.page_bytes
     return PrefixStats(
         device_bytes=(prefixes.num_device + kv.first_steps.num_pages) * page,
@@ -65,7 +65,7 @@ def prefix_stats(kv: KVPool) -> PrefixStats:
 
 
 def _copying_s(kv: KVPool, positions: int) -> float:
-    """Return the seconds that K/V of so many positions take to the host and back."""
+    """Return the seconds to copy the K/V of this many positions to the host and back."""
     count = min(kv.pages_for(positions), kv.host.num_pages)
     pages = dict.fromkeys(range(count), 0)  # the page that padding writes to
 
@@ -80,7 +80,7 @@ def _copying_s(kv: KVPool, positions: int) -> float:
 
 @torch.inference_mode()
 def _running_s(kv: KVPool, model: Model, positions: int) -> float:
-    """Return the seconds of a forward over so many positions of one sequence."""
+    """Return the seconds of a forward over this many positions of one sequence."""
     spec, pages_P = model.spec, torch.zeros(kv.pages_for(positions), dtype=torch.long)
     block = 1 if spec.encodes else spec.block_length
     ids_T = torch.zeros(positions, dtype=torch.long, device=kv.device)
@@ -96,7 +96,7 @@ def _running_s(kv: KVPool, model: Model, positions: int) -> float:
 
 
 def _shortest_s(kv: KVPool, work: Callable[[], None]) -> float:
-    """Return the seconds of the fastest of some trials, as many on all ranks; one warms up."""
+    """Return the seconds of the fastest trial after a warm-up; all ranks run equally many."""
     taken = []
     for _ in range(1 + _TRIALS):
         begin = time.perf_counter()

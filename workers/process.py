@@ -1,4 +1,4 @@
-"""Identifies a process, so that another one on its node can end it and no other."""
+"""Identifies a process, so that another process on its node can kill it and no other."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The forms that prompts and parameters may take; others are refused."""
+"""Reads prompts and parameters in all accepted forms; refuses others."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
@@ -31,7 +31,7 @@ _PARTS: Final = (
 
 
 def as_list(prompts: object) -> list[str | tuple[int, ...]]:
-    """Return several prompts: a text or a flat list of ids is one, a matrix has one in each row."""
+    """Return a list of prompts: a text or a flat list of ids is one, a matrix has one per row."""
     if isinstance(prompts := _plain(prompts), str):
         return [prompts]
     if not isinstance(prompts, Items):
@@ -53,10 +53,10 @@ def as_one(prompt: object) -> str | tuple[int, ...]:
 
 
 def _plain(given: object) -> Any:
-    """Return what a tensor, an array or a mapping of a tokenizer contains, as lists."""
+    """Return the contents of a tensor, an array or a tokenizer's mapping as lists."""
     if isinstance(given, Mapping):
         return _of_mapping(given)
-    tolist = getattr(given, "tolist", None)  # as torch and numpy have it
+    tolist = getattr(given, "tolist", None)  # torch and numpy have it
     return tolist() if callable(tolist) else given
 
 
@@ -107,7 +107,7 @@ def is_conversation(prompt: object) -> bool:
 
 
 def as_conversations(messages: object) -> list[Messages]:
-    """Return several conversations: one list of messages is one."""
+    """Return a list of conversations; a single list of messages is one conversation."""
     if isinstance(messages, Items) and messages and isinstance(messages[0], Mapping):
         return [as_messages(messages)]
     if not isinstance(messages, Items) or isinstance(messages, str):
@@ -167,7 +167,7 @@ def content_of(content: str | Items[Mapping[str, Any]]) -> str | list[dict[str, 
 
 
 def pictures_of(messages: Messages) -> list[Picture]:
-    """Return the images of a conversation, in their order."""
+    """Return the images of a conversation, in order."""
     found: list[Picture] = []
     for message in messages:
         for part in message["content"] if isinstance(message["content"], list) else ():
@@ -181,7 +181,7 @@ def pictures_of(messages: Messages) -> list[Picture]:
 def as_params(
     method: str, params: object, options: Mapping[str, Any], count: int
 ) -> list[SamplingParams]:
-    """Return one request's parameters for each prompt, given as they are or as keywords."""
+    """Return parameters for each prompt, given as SamplingParams or as keywords."""
     if options:
         params = _of_options(method, params, options)
     if params is None:

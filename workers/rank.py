@@ -1,7 +1,7 @@
 """The loop of one rank: it receives rounds and runs them; only rank 0 replies.
 
-All ranks receive the same rounds in the same order, so they do the same. Tensors leave a rank only
-through the model's collectives.
+All ranks receive the same rounds in the same order, so they all do the same. Tensors leave a rank
+only through the model's collectives.
 """
 
 import time

@@ -1,7 +1,7 @@
-"""Takes new weights from a trainer's process, on all ranks of an engine or on none.
+"""Receives new weights from a trainer's process, on all ranks of an engine or on none.
 
-They become a folder, which the engine then loads as any other: so ranks and replicas that start
-later load it too, and no weights change before all of them have arrived.
+They are stored as a folder, which the engine then loads like any other. So ranks and replicas that
+start later can load it too, and no weights change before all of them have arrived.
 """
 
 from collections.abc import Callable
@@ -33,9 +33,9 @@ class _Joined:
 
 
 class Receiver:
-    """One rank's; all ranks are given the same orders.
+    """The receiver of one rank; all ranks get the same orders.
 
-    `root` is the folder for what arrives; `used` returns those that the engine may load again.
+    `root` is the folder for what arrives; `used` returns the weights that the engine may reload.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Receiver:
         self._joined: dict[str, _Joined] = {}
 
     def carry_out(self, order: TrainerOrder) -> Received:
-        """Do it; what cannot be done is refused, with the weights as they were."""
+        """Carry out an order, or refuse it and leave the weights unchanged."""
         try:
             if order.join is not None:
                 return self._join(order.group, order.join)
@@ -66,21 +66,21 @@ class Receiver:
     def _join(self, name: str, order: JoinTrainer) -> Received:
         if self._root is None:
             raise ValueError(
-                "say where a trainer's weights go: received_weights, a folder that all ranks and "
-                "replicas read"
+                "set received_weights, a folder for a trainer's weights that all ranks and "
+                "replicas can read"
             )
         if name in self._joined:
             raise ValueError(
-                f"there is a group {name!r}; end it first (destroy_weights_update_group)"
+                f"the group {name!r} already exists; end it first (destroy_weights_update_group)"
             )
         if not 1 <= order.rank <= order.size - self._mesh.size:
             raise ValueError(
-                f"{self._mesh.size} ranks from {order.rank} on are not in a group of {order.size} "
+                f"{self._mesh.size} ranks from {order.rank} on do not fit a group of {order.size} "
                 "with the trainer as rank 0"
             )
         device = self._mesh.device or _CPU
         if order.backend == "nccl" and device.type != "cuda":
-            raise ValueError(f"nccl takes GPUs, and this engine runs on {device.type}; name gloo")
+            raise ValueError(f"nccl needs GPUs, but this engine runs on {device.type}; use gloo")
         group, reason = None, ""
         try:
             group = TrainerGroup.join(
@@ -108,7 +108,7 @@ class Receiver:
 
     def _receive(self, name: str, joined: _Joined, order: ReceiveWeights) -> Received:
         coming = Announced.of(order.names, order.dtypes, order.shapes)
-        joined.arriving.check(coming)  # alike on all ranks, before anything is sent
+        joined.arriving.check(coming)  # with the same result on all ranks, before anything is sent
         reason = ""
         try:
             stored = coming.tensors.values()
@@ -140,7 +140,7 @@ class Receiver:
         if group not in self._joined:
             raise ValueError(
                 f"this engine is in no group {group!r}, perhaps because its ranks were replaced; "
-                "make it anew (init_weights_update_group)"
+                "create it again (init_weights_update_group)"
             )
         return self._joined[group]
 

@@ -1,6 +1,6 @@
-"""Rows whose canvases are noise: what they show next, and whether they are done.
+"""Rows of `renoise`, whose canvases show noise: what they show next, and whether they are done.
 
-Letters: B rows of a round, G of them whose canvases are noise, L positions of the longest block.
+Letters: B rows of a round, G of them that are renoised, L positions of the longest block.
 """
 
 from collections.abc import Sequence as Items
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RenoisedRows:
-    """Their best tokens so far; `BatchState.steps_BL` has the step at which each last changed."""
+    """The rows' best tokens so far; `BatchState.steps_BL` says when each last changed."""
 
     def __init__(self, sequences: Items[Sequence], slots: Slots, positions_BL: Tensor) -> None:
         self.slots = slots
@@ -46,7 +46,7 @@ class RenoisedRows:
     def settle(
         self, state: "BatchState", proposal: Proposal, block: Block, accepted_BL: Tensor
     ) -> tuple[Proposal, Tensor]:
-        """Show the next canvas; return the best tokens as proposals, accepted where it is done."""
+        """Show the next canvas; return the best tokens as proposals, accepted in rows that end."""
         assert proposal.measures is not None and proposal.best is not None
         rows_G, open_GL = self.rows_G, block.masked_BL[self.rows_G]
         step_G, length_G = block.step_B[rows_G], block.length_B[rows_G]

@@ -45,7 +45,7 @@ def report(sequence: Sequence, outcome: Outcome) -> Update:
 
 
 def _report_pinned(sequence: Sequence, pins: Pins, outcome: Outcome) -> Update:
-    """Return the answer when it is complete: that takes few forwards, and its canvas shrinks."""
+    """Return the answer only once it is complete: it takes few forwards, and the canvas shrinks."""
     update = Update(sequence.uid, forwards=sequence.forwards, cached_tokens=sequence.cached)
     if sequence.watch:
         update.canvas = _pinned_canvas(sequence, pins, outcome)

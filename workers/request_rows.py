@@ -1,7 +1,7 @@
 """What the head computes for a step: which rows, how to choose tokens, what to forbid.
 
 Letters: B sequences, L positions of the longest block, R rows of the head, Q rows that draw, U rows
-of guided sequences, E single entries, I of them in blocks, O outside.
+of guided sequences, E soft positions, I of them in blocks, O outside.
 """
 
 from collections import defaultdict
@@ -34,11 +34,11 @@ from diffray.workers.structured_rows import (
 
 
 class Softened(NamedTuple):
-    """What soft diffusion stores expectations of: masks in the blocks, and those after them."""
+    """The masks whose expected embeddings soft diffusion stores, in the blocks and after them."""
 
-    rows_I: Tensor  # in the blocks: rows of the head, which has them anyway
+    rows_I: Tensor  # in the blocks: rows of the head, which computes them anyway
     tokens_O: Tensor  # outside: index into the packed hidden states
-    cells_E: Tensor  # of both: flat index into the slots
+    cells_E: Tensor  # both: flat index into the slots
     sequences_E: Tensor
 
 
@@ -55,13 +55,13 @@ class HeadPlan:
     """The head's rows: first those of the blocks, then those that only soft diffusion reads."""
 
     tokens_R: Tensor  # index into the packed hidden states
-    read_T: Tensor  # all tokens whose hidden states are used: those, and copies' of guided rows
+    read_T: Tensor  # all tokens whose hidden states are read: those, and guided rows' copies
     rows: Rows
     soft: Softened | None
     choices: tuple[Choice, ...] = ()  # in the order of their rows in `rows.options`
 
     def weigh(self, options_EK: Tensor) -> None:
-        """Tell pinned canvases how probable the options of their choices are, on the host."""
+        """Give pinned canvases the probabilities of their choices' options, on the host."""
         at = 0
         for choice in self.choices:
             size = choice.stretch.stop - choice.stretch.start
@@ -70,7 +70,7 @@ class HeadPlan:
 
     @property
     def plain(self) -> bool:
-        """Whether the head need not write its logits: each row needs one token and no more."""
+        """Whether the head need not store its logits, as each row needs just one token."""
         return self.rows.plain and self.soft is None
 
 
@@ -84,8 +84,8 @@ def plan_head(
 ) -> HeadPlan:
     """Collect the masked (or editable) positions of all blocks, with the options of their requests.
 
-    Of sequences that are `first_only`, only the first position of their block. The same sequence
-    comes once for each canvas that is run; `numbers` are the rows of [B, L] that they are.
+    Sequences that are `first_only` add only the first position of their block. A sequence occurs
+    once for each of its canvases that are run; `numbers` are the canvases' rows in [B, L].
     """
     wanted = [
         _wanted(s, window, only_first=only)
@@ -105,8 +105,8 @@ def plan_head(
 
 
 def _tokens(sequences: Items[Sequence], layout: Layout, row_R: Tensor, offset_R: Tensor) -> Tensor:
-    """Return the packed tokens whose logits are about these positions of blocks."""
-    # Position 0 has none before it: even where logits are shifted it reads its own.
+    """Return the packed tokens whose logits predict these positions of blocks."""
+    # Position 0 has no position before it, so it reads its own logits even if they are shifted.
     before_B = [
         offset - window.start
         for offset, window in zip(layout.offsets, layout.windows, strict=False)
@@ -116,7 +116,7 @@ def _tokens(sequences: Items[Sequence], layout: Layout, row_R: Tensor, offset_R:
 
 
 def _wanted(sequence: Sequence, window: Span, *, only_first: bool) -> Tensor:
-    """Return at which positions of its block the sequence needs a token."""
+    """Return the positions of its block at which the sequence needs a token, as a mask."""
     positions = torch.arange(sequence.start, sequence.stop)
     if only_first:
         return positions == sequence.start
@@ -149,7 +149,7 @@ class _Collector:
         self.num_ranked = 0
         self.redraws = self.keeps_best = False
         self.soft: list[tuple[Tensor, int]] = []  # rows, and the number of their sequence
-        self.soft_tokens: list[Tensor] = []  # that stand at the positions that the rows are about
+        self.soft_tokens: list[Tensor] = []  # the packed tokens at the positions of these rows
 
     def block(
         self, number: int, sequence: Sequence, span: slice, offset_R: Tensor, layout: Layout
@@ -190,7 +190,7 @@ class _Collector:
     def _slots(
         self, number: int, sequence: Sequence, rows_N: Tensor, offsets_N: Tensor, draw: Draw | None
     ) -> None:
-        """Add the slots of a pinned canvas; each is chosen for itself."""
+        """Add the slots of a pinned canvas; tokens of each are chosen separately."""
         assert sequence.pins is not None
         params, end_id = sequence.params, sequence.pins.canvas.end_id
         first = sequence.start - sequence.prompt_len
@@ -206,7 +206,7 @@ class _Collector:
                     self.slots.append(part)
 
     def beyond(self, number: int, sequence: Sequence, layout: Layout) -> None:
-        """Add the masked positions of the window that stand after the block."""
+        """Add the masked positions of the window after the block."""
         window = layout.windows[number]
         stop = min(window.stop, sequence.blocks_stop)
         positions = torch.arange(sequence.stop, max(stop, sequence.stop))

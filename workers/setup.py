@@ -1,4 +1,4 @@
-"""From a checkpoint to an engine that is ready: weights, tokenizer, K/V memory."""
+"""Makes a checkpoint into a ready engine: weights, tokenizer, K/V memory."""
 
 from collections.abc import Sequence as Items
 
@@ -37,7 +37,7 @@ from diffray.workers.upkeep import Upkeep
 
 _SHARE_FOR_KV = 0.5  # of the memory that is free once the weights are loaded
 # Inputs of soft requests take at most this share of the K/V memory's size, in addition to it. Half
-# is for the copy that is made whenever a soft request begins or ends.
+# is for the copy that is made whenever a soft request starts or ends.
 _SHARE_FOR_SOFT = 1 / 8
 
 
@@ -56,8 +56,8 @@ def build_rank(
 ) -> Engine:
     """Load a rank's share of a checkpoint and return its engine.
 
-    All ranks of a mesh do so with the same findings, each at its pace, and then agree on the number
-    of K/V pages. Without findings the kernels' default variants run.
+    All ranks of a mesh do this with the same findings, each at its own pace, and then agree on the
+    number of K/V pages. Without findings the kernels run their default variants.
     """
     findings = findings or Findings()
     setup = findings.applied_to(setup, mesh.size)
@@ -111,7 +111,7 @@ def build_rank(
 
 
 def _device_for(setup: EngineOptions, mesh: Mesh) -> torch.device:
-    """Return the device of this process, which is prepared for it."""
+    """Return the device of this process, and prepare the process for it."""
     device = mesh.device or choose_device(setup.device)
     if setup.device not in ("auto", str(device), device.type):
         raise ValueError(f"device is {setup.device!r}, but the ranks were connected for {device}")
@@ -136,7 +136,7 @@ def engine_of(
     eos_token_ids: Items[int],
     mesh: Mesh,
 ) -> Engine:
-    """Give a model its canvases and K/V memory, and record the steps that are to be replayed."""
+    """Give a model its canvases and K/V memory, and record the steps to replay."""
     spec = loaded.spec
     length = setup.max_model_len or spec.max_positions
     if length > spec.max_positions:
@@ -151,11 +151,11 @@ def engine_of(
     near = 0 if spec.block_causal else Vicinity().neighbours
     buckets = buckets_for(setup.max_num_seqs, block_length + spec.logit_shift, near)
     if record is not None:
-        mesh.smallest("loaded", 1)  # what is recorded holds collectives; others may be loading
+        mesh.smallest("loaded", 1)  # recordings hold collectives, and others may still be loading
     reserved = (
         0 if record is None else memory_for(buckets[0], loaded, _pool(loaded, setup, 1), slots)
     )
-    # Not yet a collective: others may still be loading.
+    # This is not a collective: other ranks may still be loading.
     pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh, reserved))
     kv, graphs = _pool(loaded, setup, pages), None
     settle_host(kv, loaded, mesh, min(setup.chunk, length))
@@ -202,9 +202,9 @@ def _pool(model: Denoiser, setup: EngineOptions, num_pages: int) -> KVPool:
 def _num_pages(
     model: Denoiser, setup: EngineOptions, length: int, mesh: Mesh, reserved: int
 ) -> int:
-    """Return how many pages this rank can make: enough for every slot, if the memory allows.
+    """Return how many pages this rank has memory for, at most enough for every slot.
 
-    `reserved` bytes are for recordings that are still to be made.
+    `reserved` bytes are kept for recordings that are made later.
     """
     shapes = model.spec.kv_shapes
     form = kv_format(setup.kv_cache_dtype, shapes)

@@ -1,7 +1,7 @@
-"""Gives the memory of an engine without requests back, and takes it again.
+"""Frees the memory of an idle engine in sleep, and allocates it again on waking.
 
-Every tensor stays the same object, with a storage of no bytes meanwhile, so what holds one of
-the model's finds its contents there again.
+Every tensor stays the same object, whose storage has no bytes in sleep, so references to the
+model's tensors stay valid.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Sleepy(Protocol):
 
 
 class Sleeper:
-    """The memory of an engine: at level 1 without the K/V's, at level 2 without the weights' too.
+    """An engine's memory: level 1 of sleep frees the K/V, level 2 the weights too.
 
     At level 1 the weights leave a GPU for the host; on a CPU they stay where they are.
     """
@@ -43,11 +43,11 @@ class Sleeper:
         self._model, self._kv, self._graphs, self._adapters = model, kv, graphs, adapters
         self.level = AWAKE
         self._packed = False
-        self._sizes: list[int] = []  # of the parameters' storages; empty: they have them
-        self._copies: list[Tensor] = []  # of the parameters on the host
+        self._sizes: list[int] = []  # of the parameters' storages in sleep; empty if not freed
+        self._copies: list[Tensor] = []  # of the parameters, on the host
 
     def sleep(self, level: int) -> None:
-        """Give memory back; a sleeping engine may sleep deeper."""
+        """Free memory; a sleeping engine may go to a deeper level."""
         if level <= self.level:
             return
         was_awake = self.level == AWAKE
@@ -55,14 +55,14 @@ class Sleeper:
         if was_awake:
             self._kv.give_back()
             if self._graphs is not None:
-                self._graphs.forget()  # they read the memory at its place
+                self._graphs.forget()  # they read the memory at its old address
         on_host = self._kv.device.type == "cpu"
         if level == WITHOUT_WEIGHTS or not on_host:
             self._take_weights(keep=level < WITHOUT_WEIGHTS)
         give_back_all(self._kv.device)
 
     def wake(self) -> None:
-        """Take the memory again; after level 2 the weights have no values yet."""
+        """Allocate the memory again; after level 2 the weights have no values yet."""
         if self._sizes:
             for parameter, size in zip(self._parameters(), self._sizes, strict=True):
                 parameter.untyped_storage().resize_(size)
@@ -75,7 +75,7 @@ class Sleeper:
         self.level = AWAKE
 
     def settle(self) -> None:
-        """Make ready what depends on the weights, once they have their values."""
+        """Prepare what depends on the weights, once these have their values."""
         if self._packed:
             self._model.pack()
         self._packed = False
@@ -83,7 +83,7 @@ class Sleeper:
             self._graphs.record()
 
     def _take_weights(self, *, keep: bool) -> None:
-        """Leave the parameters without storage, perhaps with copies of them on the host."""
+        """Free the parameters' storage; with `keep`, copy them to the host first."""
         if self._adapters is not None:
             self._adapters.forget()
         if not self._sizes:

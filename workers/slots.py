@@ -32,12 +32,12 @@ class Slots:
         self,
         num_slots: int,
         length: int,
-        mask_token_id: int,  # below 0: none, where masks show noise
+        mask_token_id: int,  # below 0: none, because masks show noise
         device: torch.device,
-        vocab_size: int = 0,  # of the noise
+        vocab_size: int = 0,  # for the noise
     ) -> None:
-        # Canvases of sequences, of their copies without the prompt or best tokens, of drafts; the
-        # last row takes what padding writes.
+        # Canvases of sequences, of their copies without the prompt or with best tokens, and of
+        # drafts; padding writes to the last row.
         shape = (2 * num_slots + MOST_DRAFTS + 1, length)
         self.num_slots = num_slots
         self.mask_token_id, self.vocab_size = mask_token_id, vocab_size
@@ -48,7 +48,7 @@ class Slots:
         self.steps_SN = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs_SN = torch.zeros(shape, dtype=torch.float32, device=device)
         self.soft = SoftInputs(shape[0], length, device)
-        self.layout: Layout | None = None  # the last one, as long as it may hold
+        self.layout: Layout | None = None  # the last one, while it may still be valid
         self._free = list(range(num_slots - 1, -1, -1))
         self._free_copies = list(range(shape[0] - 2, num_slots - 1, -1))
 
@@ -62,34 +62,34 @@ class Slots:
         return self.ids_SN.numel() - 1
 
     def admit(self, sequence: Sequence) -> None:
-        """Give the sequence a slot, and one for a copy if it is guided, and write its canvas."""
+        """Give the sequence a slot, and one for each copy that it needs, and write its canvas."""
         sequence.slot = self._free.pop()
         if sequence.guided:
             sequence.uncond = self.lend_copy()
         if sequence.policy.iteration.renoises:
             sequence.best = self.lend_copy()
-        self.layout = None  # in it the sequence may have the slot and pages of another time
+        self.layout = None  # it may hold the sequence's slot and pages from before a preemption
         self.write(sequence)
         if sequence.policy.iteration.soft:
             self.soft.enter(sequence.slot, *sequence.soft_span)
 
     def has_soft_room(self, sequence: Sequence) -> bool:
-        """Whether there is memory for the soft inputs that the sequence has, if any."""
+        """Whether there is memory for the sequence's soft inputs, if it has any."""
         start, stop = sequence.soft_span
         return not sequence.policy.iteration.soft or self.soft.has_room(stop - start)
 
     def lend_copy(self) -> Copy:
-        """Return a copy, on whose canvas nothing is written yet."""
+        """Return a copy; nothing has been written on its canvas yet."""
         return Copy(self._free_copies.pop())
 
     def take_back(self, copy: Copy) -> None:
         self._free_copies.append(copy.slot)
 
     def write(self, sequence: Sequence) -> None:
-        """Write a canvas as it is given: prompt, final tokens, masks, what is pinned, suffix."""
+        """Write a sequence's canvas: prompt, final tokens, masks, pinned tokens, suffix."""
         canvas = sequence.given(0, sequence.length)
         self._write(sequence.slot, canvas)
-        if sequence.best is not None:  # the noise of all its canvases
+        if sequence.best is not None:  # its canvas shows noise
             first = max(sequence.start, sequence.prompt_len)
             shown = _first_noise(sequence.seed, first, sequence.length, self.vocab_size)
             self.ids_SN[sequence.slot, first : sequence.length] = send(
@@ -110,7 +110,7 @@ class Slots:
         self.masked_SN[slot, : len(canvas)] = both[1].bool()
 
     def release(self, sequence: Sequence) -> None:
-        """Take the slot and the copy back."""
+        """Take the slot and the copies back."""
         self.soft.leave(sequence.slot)
         self._free.append(sequence.slot)
         sequence.slot = -1

@@ -1,4 +1,4 @@
-"""What soft diffusion adds to masked inputs, for the canvases of running soft requests alone.
+"""What soft diffusion adds to masked inputs, held only for the canvases of running soft requests.
 
 Letters: T packed tokens, C positions with soft inputs, H hidden size, S slots.
 """
@@ -12,22 +12,22 @@ from diffray.components.backend import send
 class SoftInputs:
     """Embeddings at some positions of some slots' canvases; elsewhere they are zero.
 
-    It holds as many rows as there are such positions, and none while no soft request runs. They are
-    at most `most_rows`, which hold one canvas at least; None sets no bound.
+    There is a row for each such position, and no memory while no soft request runs. `most_rows`
+    bounds the rows and holds at least one canvas; None sets no bound.
     """
 
     def __init__(self, num_canvases: int, slot_length: int, device: torch.device) -> None:
         self._num_canvases, self._slot_length, self._device = num_canvases, slot_length, device
         self.most_rows: int | None = None
         self._spans: dict[int, tuple[int, int]] = {}  # the positions of each soft slot
-        self._fresh: set[int] = set()  # slots that are to begin with zeros
+        self._fresh: set[int] = set()  # slots that must start with zeros
         self._parts: dict[int, slice] = {}  # where each slot's rows are
         self._rows_CH: Tensor | None = None  # the first one stays zero: all other positions read it
         self._places_S3: Tensor | None = None  # each slot's first row, its position, and the end
 
     @property
     def num_rows(self) -> int:
-        """How many positions there is memory for."""
+        """The number of positions that there is memory for."""
         return 0 if self._rows_CH is None else len(self._rows_CH)
 
     @property
@@ -35,16 +35,16 @@ class SoftInputs:
         return sum(stop - start for start, stop in self._spans.values())
 
     def has_room(self, length: int) -> bool:
-        """Whether the memory takes so many more positions."""
+        """Whether this many more positions fit the memory."""
         return self.most_rows is None or self._num_wanted + length <= self.most_rows
 
     def enter(self, slot: int, start: int, stop: int) -> None:
-        """Begin with zeros at the positions [start, stop) of a slot's canvas."""
+        """Start with zeros at the positions [start, stop) of a slot's canvas."""
         self._spans[slot] = start, stop
         self._fresh.add(slot)
 
     def leave(self, slot: int) -> None:
-        """Forget a slot; its memory is given back."""
+        """Forget a slot, and free its memory."""
         if self._spans.pop(slot, None) is None:
             return
         self._fresh.discard(slot)
@@ -73,7 +73,7 @@ class SoftInputs:
         return torch.where(inside_T, first_T + position_T - start_T, 0)
 
     def _arrange(self, like_TH: Tensor) -> None:
-        """Make the memory fit the slots that are soft now; those that stay keep what they have."""
+        """Make the memory fit the slots that are soft now; slots that stay keep their values."""
         same = self._rows_CH is not None and self._parts.keys() == self._spans.keys()
         if same and not self._fresh:
             return
@@ -89,7 +89,7 @@ class SoftInputs:
             for slot in self._parts.keys() - self._fresh:
                 assert old_CH is not None
                 self._rows_CH[self._parts[slot]] = old_CH[old[slot]]
-        else:  # another block of as many positions begins in the same rows
+        else:  # another block with as many positions starts in the same rows
             for slot in self._fresh:
                 old_CH[self._parts[slot]] = 0
         self._places_S3 = send(torch.tensor(places), self._device)

@@ -20,7 +20,8 @@ from diffray.components.propose import Draws, SlotEnd, Structured
 from diffray.components.sequence import Sequence
 from diffray.components.slot_values import Values
 
-Alike = tuple[Automaton, bool, SlotEnd | None]  # what may be chosen in one call, drawn or not
+# Rows that are equal in this are chosen in one call: the automaton, whether they draw, slot ends.
+Alike = tuple[Automaton, bool, SlotEnd | None]
 
 
 class Draw(NamedTuple):
@@ -55,7 +56,7 @@ class StructuredPart(NamedTuple):
         offsets_N: Tensor,
         draw: Draw | None,
     ) -> "StructuredPart":
-        """Return a block's part of an answer, in which `length` positions have a place."""
+        """Return a block's part of an answer, padded to `length` positions."""
         at_L = sequence.start + torch.arange(length)
         stop = min(sequence.stop, sequence.limit)
         return StructuredPart(
@@ -77,7 +78,7 @@ class StructuredPart(NamedTuple):
         offsets_N: Tensor,
         draw: Draw | None,
     ) -> "StructuredPart":
-        """Return a slot; its sequence's block begins at cell `first`, and at 0 in [B, L]."""
+        """Return a slot; its sequence's block starts at cell `first`, and at 0 in [B, L]."""
         ours_N = (offsets_N >= stretch.start - first) & (offsets_N < stretch.stop - first)
         return StructuredPart(
             rows_N[ours_N],
@@ -93,7 +94,7 @@ class StructuredPart(NamedTuple):
 
 
 def join_draws(parts: Items[Draw], device: torch.device) -> Draws | None:
-    """Return how all these rows draw; None without any."""
+    """Return how all these rows draw; None if there are none."""
     if not parts:
         return None
 

@@ -1,4 +1,4 @@
-"""The tokenizer, and text that grows while tokens become final."""
+"""The tokenizer, and text that grows as tokens become final."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
@@ -82,7 +82,7 @@ class Tokenizer:
         return str(text)
 
     def tokens(self, ids: Items[int]) -> list[str]:
-        """Return the text of each token; that of a character in several is in the last of them."""
+        """Return the text of each token; a character of several tokens counts to the last one."""
         texts = [self._text_after(*pair) for pair in zip((None, *ids), ids, strict=False)]
         begin = None  # of an incomplete character
         for at, text in enumerate(texts):
@@ -96,11 +96,11 @@ class Tokenizer:
         return texts
 
     def _text_after(self, before: int | None, token: int) -> str:
-        """Return the text of a token after another one; those of many pairs are kept."""
+        """Return the text of a token after another one; texts of many pairs are cached."""
         if (found := self._after.get((before, token))) is not None:
             return found
         text = self.decode([token], skip_special_tokens=False)
-        if before is not None:  # together, because some tokenizers drop a text's first space
+        if before is not None:  # decode both, because some tokenizers drop a text's first space
             first = self.decode([before], skip_special_tokens=False)
             both = self.decode([before, token], skip_special_tokens=False)
             text = both.removeprefix(first) if both.startswith(first) else text
@@ -109,7 +109,7 @@ class Tokenizer:
         self._after[before, token] = text
         return text
 
-    # As Hugging Face's.
+    # The interface of Hugging Face's tokenizers.
 
     def __call__(self, *given: Any, **options: Any) -> Any:
         """Return what the Hugging Face tokenizer returns, a BatchEncoding."""
@@ -131,7 +131,7 @@ class Tokenizer:
 
 
 class TextStream:
-    """Turns final tokens into text that never has to be taken back.
+    """Turns final tokens into text that never has to be retracted.
 
     It holds back incomplete characters and possible starts of stop strings. A stop string counts
     only if it ends after the text of the first `min_tokens`, as in vLLM.
@@ -174,7 +174,7 @@ class TextStream:
                 self._begin, self._read, self._held = begin, read, held
                 self._take_until_stop(new)
         if self.stopped is None:
-            self._let_go(len(self._held) - self._possible_stop())
+            self._release(len(self._held) - self._possible_stop())
         return self.text[before:]
 
     def finish(self) -> str:
@@ -182,7 +182,7 @@ class TextStream:
         before = len(self.text)
         if self.stopped is None:
             self._take([], last=True)
-            self._let_go(len(self._held))
+            self._release(len(self._held))
         return self.text[before:]
 
     def _take(self, new: list[int], last: bool = False) -> None:
@@ -210,7 +210,7 @@ class TextStream:
             found = self._first_stop()
             if found is not None:
                 at, self.stopped = found
-                self._let_go(at + len(self.stopped) if self._include_stop else at)
+                self._release(at + len(self.stopped) if self._include_stop else at)
                 return
 
     def _first_stop(self) -> tuple[int, str] | None:
@@ -233,6 +233,6 @@ class TextStream:
         )
         return max(lengths, default=0)
 
-    def _let_go(self, length: int) -> None:
+    def _release(self, length: int) -> None:
         self.text += self._held[:length]
         self._held = self._held[length:]

@@ -35,14 +35,14 @@ class TopTokens:
                 self.ids_BLK[b, :n, :k], self.logprobs_BLK[b, :n, :k] = before
 
     def write(self, top: Top, accepted_BL: Tensor) -> None:
-        """Store the ranking of the accepted positions."""
+        """Store the rankings of the accepted positions."""
         accepted_Q1 = accepted_BL.flatten()[top.cells_Q].unsqueeze(1)
         for kept, new_QK in ((self.ids_BLK, top.ids_QK), (self.logprobs_BLK, top.logprobs_QK)):
             flat = kept.view(-1, kept.shape[2])[:, : new_QK.shape[1]]
             flat[top.cells_Q] = torch.where(accepted_Q1, new_QK.to(kept), flat[top.cells_Q])
 
     def keep(self) -> None:
-        """Save each sequence's rankings in it, for the next round."""
+        """Save the rankings in their sequences, for the next plan."""
         for b in self.asking:
             sequence = self.sequences[b]
             n, k = sequence.stop - sequence.start, sequence.params.top_logprobs

@@ -1,4 +1,4 @@
-"""What an engine does with a trainer in another process: join its group, and receive weights."""
+"""Orders about a trainer in another process: join its group, receive weights, or leave."""
 
 import time
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-GROUP = "weight_update_group"  # SGLang's name, where none is given
+GROUP = "weight_update_group"  # SGLang's default name
 TIMEOUT_S = 300.0
 
 
@@ -26,7 +26,7 @@ class JoinTrainer:
 class ReceiveWeights:
     """Receive tensors by the names of the checkpoint, in the order in which they are sent.
 
-    `number` names the folder that the weights go to once all of the model's are there.
+    `number` names the folder for the weights once all of the model's have arrived.
     """
 
     names: list[str]
@@ -46,7 +46,7 @@ class ReceiveWeights:
 class TrainerOrder:
     """What to do about a trainer's group.
 
-    With neither `join` nor `receive`: leave it, and forget what has arrived of new weights.
+    With neither `join` nor `receive`: leave the group, and discard new weights that have arrived.
     """
 
     group: str
@@ -56,7 +56,7 @@ class TrainerOrder:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What became of an order: why it was refused, or where the weights are once all are there."""
+    """The outcome of an order: why it was refused, or where the weights are once all are there."""
 
     refusal: str = ""
     folder: str = ""
@@ -64,15 +64,15 @@ class Received:
 
 
 def lost(group: str) -> str:
-    """Return why an order was refused with ranks that were lost."""
+    """Return why an order fails after ranks were lost."""
     return (
-        f"ranks were lost, and the group {group!r} with them; the weights are the old ones, make "
-        "the group anew (init_weights_update_group)"
+        f"ranks were lost, and the group {group!r} with them; the old weights stay. Create the "
+        "group again (init_weights_update_group)"
     )
 
 
 def granted(received: Received) -> Received:
-    """Return it; raise ValueError with the reason if it is a refusal."""
+    """Return the outcome; raise ValueError with the reason if it is a refusal."""
     if received.refusal:
         raise ValueError(received.refusal)
     return received

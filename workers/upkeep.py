@@ -1,4 +1,4 @@
-"""Replaces the weights of a running engine and gives its memory back, on all ranks or on none."""
+"""Replaces a running engine's weights and puts it to sleep, on all ranks or on none."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,15 +25,15 @@ FIXED = "the weights of this engine cannot be replaced"
 _TORN = (
     "the last update of the weights was interrupted, so they are of two versions; update them again"
 )
-_GIVEN_UP = "the weights came as tensors and were given up in sleep; update them again"
+_GIVEN_UP = "the weights came as tensors and were discarded in sleep; update them again"
 _OTHER_RANK = "another rank refused the weights; its log says why"
 
 
 class Upkeep:
     """Makes an engine's changes; `plan` is its model without storage.
 
-    `first` is the folder of the weights that it was loaded with, `received` that for what a
-    trainer sends.
+    `first` is the folder of the weights that it was loaded with, `received` the folder for weights
+    that a trainer sends.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Upkeep:
         self._model, self._plan, self._config = model, plan, config
         self._kv, self._mesh = kv, mesh
         self._first, self._sleeper = first, sleeper
-        self._source: str | None = None  # of the weights; None: the first; empty: tensors
+        self._source: str | None = None  # of the weights; None: `first`; empty: tensors
         self._stale = False  # whether the weights have to be read when the engine wakes
         self.given: dict[int, Mapping[str, Tensor]] = {}  # for changes without a source
         self._broken = ""  # what is wrong with the weights
@@ -59,11 +59,11 @@ class Upkeep:
 
     @property
     def unfit(self) -> str:
-        """Why no request can run; or nothing."""
+        """Why no request can run; empty if requests can run."""
         return self._broken if self._sleeper.level == AWAKE else ASLEEP
 
     def make(self, change: Change) -> str:
-        """Make a change while no request is admitted; return why not, with nothing changed."""
+        """Make a change while no request runs; if it is refused, change nothing and return why."""
         if change.restores:
             refusal = self._replace(change) if change.source else ""
             return refusal or self._sleep(change.level or AWAKE)
@@ -72,7 +72,7 @@ class Upkeep:
         return self._sleep(change.level)
 
     def _replace(self, change: Change) -> str:
-        """Replace the weights; asleep, remember which ones to read on waking."""
+        """Replace the weights, or in sleep remember which ones to read on waking."""
         found, refusal = None, ""
         try:
             found = self._checked(change)
@@ -86,7 +86,7 @@ class Upkeep:
         return ""
 
     def _refused(self, found: NewWeights | None, refusal: str) -> str:
-        """Return why not all ranks found weights right, if so."""
+        """Return why the weights do not fit on some rank; empty if they fit on all."""
         if self._mesh.smallest("weights", int(found is not None)) == 0 or found is None:
             return refusal or _OTHER_RANK
         return ""
@@ -95,7 +95,7 @@ class Upkeep:
         assert found is not None
         self._broken = _TORN
         found.copy()
-        self._mesh.smallest("copied", 1)  # a collective would not wait as long for the slowest
+        self._mesh.smallest("copied", 1)  # a collective might time out before the slowest rank
         self._broken = ""
         self._kv.forget_prefixes()
 
@@ -104,7 +104,7 @@ class Upkeep:
             return weights_of_folder(self._model, self._plan, self._config, change.source)
         given = self.given.pop(change.number)
         if self._sleeper.level != AWAKE:
-            raise ValueError("asleep it takes the weights of folders only; wake it up first")
+            raise ValueError("a sleeping engine takes weights from folders only; wake it up first")
         found = weights_of_tensors(self._model, self._plan, given)
         if self._broken and not found.whole:
             raise ValueError(f"{self._broken}, with all tensors of the model")
@@ -118,7 +118,7 @@ class Upkeep:
         return ""
 
     def _wake(self) -> str:
-        """Take the memory back, and read the weights if they are not there."""
+        """Take the memory back, and read the weights if they were discarded or replaced."""
         found, refusal = None, ""
         if self._stale and self._source != "":
             try:
@@ -137,12 +137,12 @@ class Upkeep:
         return ""
 
     def _known(self) -> NewWeights:
-        """Return the weights that the engine is to have, from where they came."""
+        """Return the weights that the engine should have, from their folder."""
         if self._source is None:
             return first_weights(self._model, self._plan, self._config, self._first)
         return weights_of_folder(self._model, self._plan, self._config, self._source)
 
 
 def ask_trainer(upkeep: Upkeep | None, order: TrainerOrder) -> Received:
-    """Have an engine join a trainer's group or receive weights; that changes none."""
+    """Have an engine join a trainer's group or receive weights, which does not change its own."""
     return Received(FIXED) if upkeep is None else upkeep.receiver.carry_out(order)

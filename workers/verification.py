@@ -1,7 +1,7 @@
 """Drafts on the device: which of them were right, and the next ones.
 
-Letters: B rows of sequences and drafts, L positions of the longest block, G sequences with drafts
-so far ahead.
+Letters: B rows of sequences and drafts, L positions of the longest block, G sequences with a draft
+that is this many steps ahead.
 """
 
 from collections.abc import Sequence as Items
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """A canvas of a sequence: its own, a draft of what some more steps make of it, or a branch."""
+    """A canvas of a sequence: its own, a draft of it after some more steps, or a branch."""
 
     sequence: Sequence
     draft: Copy | None = None
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 class Link(NamedTuple):
-    """The drafts that are so many steps ahead, as rows, and those of their sequences."""
+    """The rows of the drafts that are a given number of steps ahead, and of their sequences."""
 
     rows_G: Tensor
     drafts_G: Tensor
@@ -51,7 +51,7 @@ def rows_of(sequences: Items[Sequence]) -> list[Row]:
 
 
 def links_of(rows: Items[Row], slots: Slots) -> list[Link]:
-    """Return the links of all rows, nearest first; new drafts get the canvas of their sequence."""
+    """Return the links of all rows, nearest first; new drafts get their sequence's canvas."""
     number = {row.sequence: at for at, row in enumerate(rows) if row.draft is None}
     found = []
     for ahead in range(1, max((row.ahead for row in rows), default=0) + 1):
@@ -68,10 +68,10 @@ def links_of(rows: Items[Row], slots: Slots) -> list[Link]:
 def take_over(
     state: "BatchState", proposal: Proposal, block: Block, masked_BL: Tensor, accepted_BL: Tensor
 ) -> Tensor:
-    """Let sequences take over what a step made of their drafts that were right.
+    """Let sequences take over the results of their drafts that were right.
 
-    `masked_BL` is as it was before the step. Returns each row's last canvas that the model has
-    seen, as the number of its row.
+    `masked_BL` is from before the step. Returns for each row the number of the row with its latest
+    canvas that the model has seen.
     """
     last_B = torch.arange(len(accepted_BL), device=state.device)
     going_B = torch.ones_like(last_B, dtype=torch.bool)
@@ -101,7 +101,7 @@ def _taken(kept_BL: Tensor, rows_G: Tensor, drafts_G: Tensor, written_GL: Tensor
 
 
 def make_drafts(state: "BatchState", proposal: Proposal, block: Block, last_B: Tensor) -> None:
-    """Write the next drafts: what the decoders would accept of the last proposals, step by step."""
+    """Write the next drafts: what decoders would accept from the last proposals, step by step."""
     proposal = proposal.rows(last_B)
     ids_BL, masked_BL = state.ids_BL, state.masked_BL
     known_B = torch.ones_like(last_B, dtype=torch.bool)
@@ -126,5 +126,5 @@ def make_drafts(state: "BatchState", proposal: Proposal, block: Block, last_B: T
 
 
 def _guessed(accepted_BL: Tensor, proposal: Proposal) -> Tensor:
-    """Return in which rows a position was accepted that the model has proposed nothing for."""
+    """Return the rows that accepted a position for which the model has proposed nothing."""
     return (accepted_BL & (proposal.confidence_BL == -torch.inf)).any(-1)

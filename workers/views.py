@@ -11,18 +11,18 @@ from diffray.components.config import counted
 from diffray.workers.output import CompletionOutput, RequestOutput
 from diffray.workers.picture import picture
 
-# What a notebook keeps of an output is at most a few hundred kilobytes.
+# These keep an output in a notebook within a few hundred kilobytes.
 _MOST_PICTURES = 4
 _MOST_TOKENS = 512
 _MASK = "\N{LIGHT SHADE}"
-# They would move the cursor that draws the next frame.
+# Control characters would move the cursor that draws the next frame.
 _CONTROLS = dict.fromkeys({*range(32), 127} - {ord("\n")}, " ")
 
 
 def as_html(output: RequestOutput) -> str:
     """Return a picture of each choice's denoising, and its text, which can be selected.
 
-    Styles inside the pictures, which are images, cannot change the page.
+    The pictures are images, so that their styles cannot change the page.
     """
     parts = [_figure(output.prompt or "", each) for each in output.outputs[:_MOST_PICTURES]]
     for choice in output.outputs[_MOST_PICTURES:]:
@@ -49,7 +49,7 @@ def _plain(choice: CompletionOutput) -> str:
 
 
 def summary(choice: CompletionOutput) -> str:
-    """Return a line about an answer."""
+    """Return a one-line summary of an answer."""
     tokens, forwards = len(choice.token_ids), choice.forwards
     rate = tokens / max(forwards, 1)
     ended = f", {choice.finish_reason}" if choice.finish_reason else ""
@@ -58,7 +58,7 @@ def summary(choice: CompletionOutput) -> str:
 
 
 def show(output: RequestOutput, pace: float) -> None:
-    """Show an output where the program runs; only a terminal has a pace."""
+    """Show an output in a notebook, a terminal or as plain text; only a terminal has a pace."""
     if not pace > 0:
         raise ValueError(f"pace is the steps per second, above 0 (given: {pace:g})")
     if (display := _notebook()) is not None:
@@ -81,7 +81,7 @@ def _notebook() -> Any:
 
 
 def _play(choice: CompletionOutput, pace: float) -> None:
-    """Draw every step in place, and remove what was drawn."""
+    """Draw every step in place, then remove the drawing."""
     from rich.console import Console
     from rich.live import Live
 

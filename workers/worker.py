@@ -1,6 +1,6 @@
 """The Ray actor around one rank: it joins its mesh, loads its shard and serves rounds.
 
-The methods import torch, in the actor's process: the process that creates workers does not.
+Only the methods import torch, in the actor's process; the process that creates workers does not.
 """
 
 import fcntl
@@ -44,7 +44,7 @@ class Worker:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         port = 0
         if self.size > 1:
-            # On all ranks, though only rank 0 needs it: so all of them import torch in parallel.
+            # Only rank 0 needs it, but this way all ranks import torch in parallel.
             from diffray.components.mesh import open_store
 
             if self.rank == 0:

@@ -1,4 +1,4 @@
-"""`settle` in Triton: one program for each row of blocks, compiled once for all.
+"""`settle` in Triton: one program for each row of blocks, compiled once for all sizes.
 
 Letters: R rows of the head, B rows of blocks, L positions of the longest block, N positions of all
 canvases.
@@ -92,7 +92,7 @@ SETTLE: Final = Kernel(
 )
 
 
-# A request's block length, and whether the number of rows is even, are nothing to compile for.
+# Neither another block length nor an odd number of rows may cause another compilation.
 @triton.jit(
     do_not_specialize=["gathered_stride", "size"],
     do_not_specialize_on_alignment=["kind_ptr", "steps_ptr", "taken_ptr", "before_ptr"],

@@ -24,17 +24,17 @@ from diffray.kernels.variants import Kernel, Run, Shape, Tile, Variant, rounded_
 from diffray.kernels.windows import PagedWindows, Windows
 
 _PROGRAMS = 512  # enough to fill a GPU of 132 multiprocessors
-SPLIT_KEYS = 256  # of one program, unless a variant says less: shorter splits cost more to join
+SPLIT_KEYS = 256  # keys per program, unless a variant has fewer; shorter splits cost more to join
 _MOST_SPLITS = 32
 
 
 class InBits(NamedTuple):
-    """What there is to read besides numbers where pages keep K/V in few bits."""
+    """What attention reads besides the stored numbers if K/V are quantized."""
 
     bits: int
     key_pairs_SGP2: Tensor
     value_pairs_SGP2: Tensor
-    own_2TGD: Tensor  # keys and values of this forward's tokens, as they came
+    own_2TGD: Tensor  # keys and values of this forward's tokens, unrounded
 
 
 def attend(
@@ -110,7 +110,7 @@ def paged_attention(
         SPLIT=splits > 1,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **_besides(in_bits, windows),
+        **_quantized_args(in_bits, windows),
         **overlapped(pdl),
     )
     if splits > 1:
@@ -130,7 +130,7 @@ def paged_attention(
     return out_TQD
 
 
-def _besides(in_bits: InBits | None, windows: PagedWindows) -> dict[str, Any]:
+def _quantized_args(in_bits: InBits | None, windows: PagedWindows) -> dict[str, Any]:
     """Return the arguments of `_read_keys` about quantized heads."""
     if in_bits is None:
         pointers = ("key_pairs", "value_pairs", "own_keys", "own_values", "open", "end")
@@ -160,7 +160,7 @@ def _tile_for(rows: int, size: int, itemsize: int, bits: int) -> Tile:
 
 
 def _most_columns(bits: int) -> int:
-    """Return how many keys a tile has at most: more that are widened from 4 bits would spill."""
+    """Return how many keys a tile has at most; more would spill when widened from 4 bits."""
     return 32 if bits == 4 else 128
 
 
@@ -214,7 +214,7 @@ def _others(depth: int, itemsize: int) -> list[tuple[int, int, int, int]]:
 def _shape(
     heads_TND: Tensor, rotary: QKRotary, kv: KVLayer, _slots_T: Tensor, windows: Windows
 ) -> Shape:
-    """Return the heads' facts, then the length of windows, their number and their contexts'."""
+    """Return facts of the heads; the sizes are window length, windows and context length."""
     paged = windows.paged
     num_windows, num_pages = paged.pages_WP.shape
     heads = heads_TND.shape[1], *kv.keys_SGD.shape[1:], rotary.cos_T1R.shape[-1]

@@ -46,7 +46,7 @@ def _read_keys(
     """Attend from some queries of one window to one split of their keys.
 
     Rows are (query, head) pairs, the heads of a query side by side. With BITS, pages have quantized
-    heads, and keys in [open, end) are read as this forward's tokens brought them.
+    heads, and keys in [open, end) are read unrounded, from this forward's tokens.
     """
     wait_for_previous(PDL)
     split = tl.program_id(0) % splits
@@ -96,7 +96,7 @@ def _read_keys(
             v = tl.load(own_values_ptr + own_place, mask=own_there, other=0.0)
             wide_k = _widened(keys_ptr, key_pairs_ptr, head, kept, SIZE, BLOCK, BITS, PAIRS)
             wide_v = _widened(values_ptr, value_pairs_ptr, head, kept, SIZE, BLOCK, BITS, PAIRS)
-            # Of each number one of the two is 0.
+            # For each number one of the two is 0.
             k += wide_k.to(k.dtype)
             v += wide_v.to(v.dtype)
         else:

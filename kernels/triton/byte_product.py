@@ -1,7 +1,7 @@
-"""Products with a matrix of a byte a weight in Triton, split over its input columns.
+"""Products with matrices of one byte per weight in Triton, split over the input columns.
 
-Weights are widened in registers, so memory is read for a byte each. Of many rows each tile widens
-them again: from some number on, widening once for cuBLAS or float8 arithmetic is faster.
+Weights are widened in registers, so only one byte per weight is read from memory. Each tile of rows
+widens them again; with many rows, widening once for cuBLAS, or float8 arithmetic, is faster.
 
 Letters: T rows, I input columns, O output columns, C splits of the input columns.
 """
@@ -26,7 +26,7 @@ from diffray.kernels.triton.launch import (
 )
 from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
 
-_PROGRAMS: Final = 128  # so that next to all multiprocessors read
+_PROGRAMS: Final = 128  # so that nearly all multiprocessors read
 # Columns, depth, warps and stages that may suit a tile's rows.
 _FEW_ROWS: Final = ((64, 128, 4, 4), (32, 128, 4, 4), (128, 128, 8, 3))
 _MANY_ROWS: Final = (
@@ -34,7 +34,7 @@ _MANY_ROWS: Final = (
     Tile(64, 128, 64, 4, 4),
     Tile(128, 128, 128, 8, 3),
 )
-# Of bfloat16 in float16, whose range is smaller; what is larger still is cut off.
+# Scales bfloat16 down to float16, whose range is smaller; what is still too large is clamped.
 _SHRUNK = tl.constexpr(2.0**-5)
 
 
@@ -49,7 +49,7 @@ def quantized_linear(
 ) -> Tensor:
     """Return x @ weight.T + bias for weights in int8 or float8 with a scale per row.
 
-    The arithmetic is that of x's dtype or, `half`, float16; scales are applied to the float32 sums.
+    Products are in x's dtype or, with `half`, float16; scales are applied to the float32 sums.
     """
     (num_rows, inputs), outputs = x_TI.shape, len(kept)
     out_TO = x_TI.new_empty(num_rows, outputs)
@@ -98,7 +98,7 @@ def scaled_mm(
     fast: bool = False,
     pdl: bool = False,
 ) -> Tensor:
-    """Return the same by torch's product of float8 matrices; `fast` adds up less exactly."""
+    """Return the same by torch's product of float8 matrices; `fast` accumulates less exactly."""
     rounded_TI, scale_T1 = float8_rows(x_TI, pdl=pdl)
     return torch._scaled_mm(
         rounded_TI,
@@ -132,7 +132,7 @@ def _variants(x_TI: Tensor, kept: Quantized, _bias: Tensor | None = None) -> lis
 
 
 def _multiplies_float8(x_TI: Tensor, kept: Quantized) -> bool:
-    """Return whether torch takes these sizes here."""
+    """Return whether torch multiplies float8 matrices of these sizes on this device."""
     if x_TI.dtype != torch.bfloat16 or any(size % 16 for size in kept.shape):
         return False
     return not x_TI.is_cuda or torch.cuda.get_device_capability(x_TI.device) >= (8, 9)
@@ -171,7 +171,7 @@ def _byte_product(
     low = split * share
     prefetch_rows(w_ptr + low, column, outputs, inputs, AHEAD, PDL)
     wait_for_previous(PDL)
-    # Programs of the same columns run side by side, so weights are read from memory once.
+    # Programs with the same columns run side by side, so weights are read from memory once.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     live, wide = row < num_rows, column < outputs
     x_rows = x_ptr + row.to(tl.int64)[:, None] * inputs

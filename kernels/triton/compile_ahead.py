@@ -11,9 +11,9 @@ from triton.runtime.jit import JITFunction
 
 @contextmanager
 def compiled_ahead(threads: int) -> Iterator[None]:
-    """Compile what is launched within the block instead of launching it; wait at its end.
+    """Compile kernels that are launched within the block instead of running them; wait at its end.
 
-    What does not compile raises its error when it is really launched.
+    A kernel that does not compile raises its error at its first real launch.
     """
     launch = JITFunction.run
 

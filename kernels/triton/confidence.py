@@ -1,9 +1,9 @@
-"""From hidden states to tokens and their confidence in Triton, without writing the logits.
+"""Chooses tokens and their confidence from hidden states in Triton, without storing the logits.
 
 A program multiplies some rows with a tile of the head and summarizes each row's logits: the best
 score, its id and logit, the largest logit, the mass. A second kernel combines the tiles. The head
-is read once for as many rows as fit a tile. Of many rows torch's product may be faster, with a pass
-over the logits of some of them at a time.
+is read once for as many rows as fit a tile. For many rows torch's product may be faster, followed
+by a pass over the logits of some rows at a time.
 
 Letters: R rows, H hidden size, V this rank's vocabulary, K gathered ids.
 """
@@ -32,8 +32,8 @@ from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
 
 _MANY_ROWS = 256  # from here on a tile of the fused product reads too much for what it computes
 _ROWS_STORED, _LOGITS = 512, 1024
-# Columns, depth, warps and stages that may suit: reading the head takes the time, whatever the
-# tile, so a few are enough. Of few rows the wide one reads the rows half as often.
+# Columns, depth, warps and stages that may suit. Reading the head dominates with any tile, so a few
+# are enough. With few rows the wide tile reads the rows half as often.
 _OTHERS: Final = ((64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 4, 3), (128, 64, 8, 4))
 _WIDE: Final = (256, 64, 8, 3)
 

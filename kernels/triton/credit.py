@@ -17,7 +17,7 @@ from diffray.kernels.credit import Credits
 from diffray.kernels.triton.launch import overlapped, variants_of, wait_for_previous
 from diffray.kernels.variants import Kernel, Shape, rounded_up
 
-_FEWEST: Final = 64  # ids that a program has room for
+_FEWEST: Final = 64  # ids that a program has room for, at least
 
 
 def reward(
@@ -29,7 +29,7 @@ def reward(
     *,
     pdl: bool = False,
 ) -> Confidence:
-    """Return what would have been found, had credit been added to the logits; no row draws."""
+    """Return what `confidence` would find with credit added to the logits; no row draws."""
     rows, gathered_RK = len(cells_R), found.gathered_RK
     ids_BLK, credit_BLK = credits.memory
     size = max(rounded_up(ids_BLK.shape[2]), _FEWEST)
@@ -75,7 +75,7 @@ REWARD: Final = Kernel(
 )
 
 
-# What is found of an odd number of rows is nothing to compile for, nor is a request's block length.
+# Neither an odd number of rows nor another block length may cause another compilation.
 @triton.jit(
     do_not_specialize=["row_stride", "id_stride", "length", "known", "mask_token_id"],
     do_not_specialize_on_alignment=[
@@ -131,7 +131,7 @@ def _reward_row(
     decay = tl.load(decay_ptr + block)
     gains = (tl.load(masked_ptr + cell) != 0) & (decay >= 0)
 
-    # The id on top gains; of equals it is the lowest.
+    # The top id gains; ties go to the lowest.
     top = tl.maximum(best, mask_logit)
     mask_on_top = (mask_logit > best) | ((mask_logit == top) & (mask_token_id < best_id))
     top_id = tl.where(mask_on_top, mask_token_id, best_id)
@@ -144,7 +144,7 @@ def _reward_row(
     tl.store(known_ids_ptr + place, ids, mask=inside)
     tl.store(credit_ptr + place, credit, mask=inside)
 
-    # What has only become known now is what is on top.
+    # An id that became known only now is the top id.
     is_known, infinite = ids >= 0, float("inf")
     before = tl.where(ids == old_ids, gathered, top).to(tl.float64)
     before = tl.where(is_known, before, -infinite)

@@ -1,7 +1,7 @@
 """The two products of gated experts in Triton: tiles, and the programs that compute them.
 
 Tiles of the same columns run side by side, so weights are read from memory once. A program computes
-one tile or, if it stays, one after the other.
+one tile or, if it is persistent (`stay`), one after the other.
 
 Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: gate
 rows, then up rows), K experts of a token, S token-expert pairs (T * K).
@@ -27,8 +27,8 @@ from diffray.kernels.triton.launch import (
 )
 from diffray.kernels.variants import Tile
 
-# Bytes of gate and up weights that programs which stay fetch before the router has ended: three
-# fifths of an H100's L2 cache. Those of the down matrix would be gone when they are needed.
+# Bytes of gate and up weights that persistent programs fetch before the router has ended: three
+# fifths of an H100's L2 cache. Weights of the down matrix would be evicted before their use.
 _AHEAD: Final = 30_000_000
 AHEAD_S: Final = 7e-6  # what that may save
 
@@ -50,9 +50,9 @@ def multiply_pairs(
 ) -> Tensor:
     """Return each pair's weighted output [S, H]; those of other ranks' experts are undefined.
 
-    `rounded` rounds what comes between the products to float8 rows.
-    `half` multiplies in float16, which weights of a byte turn into in fewer instructions than into
-    bfloat16. Programs that `stay` all have as many tiles, and fetch weights ahead.
+    `rounded` rounds the activations between the products to float8 rows. `half` multiplies in
+    float16, because bytes convert to float16 in fewer instructions than to bfloat16. Programs that
+    `stay` are persistent: they share the tiles equally, and fetch weights ahead.
     """
     num_experts, hidden, width = w2_EHI.shape
     num_pairs = weights_TK.numel()
@@ -115,7 +115,7 @@ def _ahead(tile: Tile, w13_EFH: Tensor, programs: int) -> int:
 
 
 def _launch(tile: Tile, stay: bool, pdl: bool) -> dict[str, Any]:
-    """Return what both products are launched with."""
+    """Return the launch options of both products."""
     return {
         "ROWS": tile.rows,
         "COLUMNS": tile.columns,
@@ -129,7 +129,7 @@ def _launch(tile: Tile, stay: bool, pdl: bool) -> dict[str, Any]:
 
 
 def fullest(rows_per_expert: float) -> int:
-    """Return how many rows nearly every expert has at most.
+    """Return a number of rows that nearly no expert exceeds.
 
     Tokens spread over experts almost at random; the fullest is some deviations above the mean.
     """

@@ -1,20 +1,20 @@
 """Tiles of the two products of gated experts in Triton.
 
 A tile is some columns of one expert and some of its rows. If the expert has more rows than
-expected, the tile goes on with further rows. Nothing is added atomically: the same pairs give the
-same bits, whatever else is in the batch.
+expected, the tile continues with further rows. There are no atomic additions: the same pairs give
+the same bits, whatever else is in the batch.
 """
 
 import triton
 import triton.language as tl
 
-# What comes between the products can exceed float16's range, unlike a norm's output.
+# Activations between the products can exceed float16's range, unlike a norm's output.
 _SHRUNK = tl.constexpr(2.0**-5)
 
 
 @triton.jit
 def tile_of(tile, lanes, size, COLUMNS: tl.constexpr):
-    """Return a tile's expert and columns, and which of the rows' lanes it is."""
+    """Return a tile's expert, its columns, and its lane of rows."""
     block = tile // lanes
     blocks = tl.cdiv(size, COLUMNS)
     columns = block % blocks * COLUMNS + tl.arange(0, COLUMNS)
@@ -41,7 +41,7 @@ def gate_up_tile(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Compute a tile of an expert, whose weights, scales and pairs begin at the pointers."""
+    """Compute a tile of an expert whose weights, scales and pairs start at the pointers."""
     start, stop = tl.load(starts_ptr), tl.load(starts_ptr + 1)
     wide = columns < width
     gate_ptr = w_ptr + columns[:, None] * hidden
@@ -94,7 +94,7 @@ def down_tile(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Compute a tile of an expert, whose weights, scales and pairs begin at the pointers."""
+    """Compute a tile of an expert whose weights, scales and pairs start at the pointers."""
     start, stop = tl.load(starts_ptr), tl.load(starts_ptr + 1)
     wide = columns < hidden
     w_rows = w_ptr + columns[:, None] * width

@@ -19,9 +19,9 @@ from diffray.kernels.triton.pair_sums import sum_add_norm, sum_pairs
 from diffray.kernels.triton.pairs import list_pairs
 from diffray.kernels.variants import Kernel, Run, Shape, Tile, Variant, rounded_up
 
-# Two programs of each fit a multiprocessor, of any rows up to 64.
+# Tiles of persistent programs: two fit a multiprocessor, with any number of rows up to 64.
 _STAYING: Final = ((64, 64, 4, 4), (32, 128, 4, 3))
-_MOST_STAYING: Final = 512  # tokens; with more, operations take longer than reading weights
+_MOST_STAYING: Final = 512  # tokens; with more, arithmetic takes longer than reading weights
 # Columns, depth, warps and stages that may suit a tile's rows: none of them spills on Hopper.
 _FEW_ROWS: Final = (
     (32, 128, 4, 3),
@@ -35,7 +35,7 @@ _FEW_ROWS: Final = (
 )
 _OTHERS: Final = {
     16: _FEW_ROWS,
-    32: tuple(each for each in _FEW_ROWS if each != (128, 64, 8, 3)),  # that one does in float16
+    32: tuple(each for each in _FEW_ROWS if each != (128, 64, 8, 3)),  # it spills in float16
     64: (
         (32, 128, 4, 3),
         (64, 64, 4, 4),
@@ -87,8 +87,7 @@ def quantized_experts_forward(
 ) -> Tensor:
     """Return `experts_forward` for weights in int8 or float8 with a scale per row.
 
-    The arithmetic is that of `x_TH`'s dtype or, `half`, float16; scales are applied to the float32
-    sums.
+    Products are in `x_TH`'s dtype or, with `half`, float16; scales are applied to the float32 sums.
     """
     if ids_TK.numel() == 0:
         return torch.empty_like(x_TH)
@@ -117,9 +116,9 @@ def experts_add_norm(
     stay: bool = False,
     pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return `add_norm` of the experts' output, to which a shared expert's is added first.
+    """Return `add_norm` of the experts' output plus that of a shared expert, if there is one.
 
-    Fused, one kernel sums over a token's experts, adds and norms.
+    If `fused`, one kernel sums over a token's experts, adds and norms.
     """
     experts = w13_EFH, scale13_EF, w2_EHI, scale2_EH
     if fused and ids_TK.numel() > 0:
@@ -157,10 +156,10 @@ def _outputs(
 
 
 def tiles_of(x_TH: Tensor, num_experts: int, num_chosen: int) -> list[Tile]:
-    """Return the default tile for about as many tokens, then others that may be faster.
+    """Return the default tile for about this many tokens, then others that may be faster.
 
-    No expert has more rows than there are tokens: with that many in a tile, or 64, an expert that
-    many tokens choose is read once as well.
+    No expert has more rows than there are tokens. With that many rows in a tile, or 64, even an
+    expert that many tokens choose is read once.
     """
     tokens = rounded_up(len(x_TH))
     default = tile_for(tokens * num_chosen / num_experts, x_TH.element_size())
@@ -185,7 +184,7 @@ def _is_grouped_mm_a_kernel(x_TH: Tensor, w2_EHI: Tensor) -> bool:
 def _variants(
     run: Run, faster: tuple[str, Run], x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor
 ) -> list[Variant]:
-    """Return a program with the default tile, then one that is likely faster with all tiles."""
+    """Return `run` with the default tile, then the likely faster program with all tiles."""
     tiles = tiles_of(x_TH, len(w2_EHI), ids_TK.shape[1])
     name, program = faster
     if x_TH.dtype == torch.bfloat16 and w13_EFH.dtype == torch.float8_e4m3fn:

@@ -1,5 +1,6 @@
-"""Gated experts whose inputs are float8 rows as well: products of a few rows in Triton, of many by
-torch's grouped product of float8 matrices.
+"""Gated experts whose inputs are float8 rows too.
+
+Few rows are multiplied in Triton, many by torch's grouped product of float8 matrices.
 
 Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: gate
 rows, then up rows), K experts of a token, S token-expert pairs (T * K).
@@ -29,7 +30,7 @@ from diffray.kernels.triton.pair_sums import sum_pairs
 from diffray.kernels.triton.pairs import list_pairs
 from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
 
-_MANY: Final = 16  # rows an expert from which the grouped product is tried
+_MANY: Final = 16  # rows per expert from which the grouped product is tried
 
 
 def float8_experts_forward(
@@ -48,7 +49,7 @@ def float8_experts_forward(
 ) -> Tensor:
     """Return each token's weighted sum over its experts [T, H]; all products are of rounded rows.
 
-    The arithmetic is that of `x_TH`'s dtype or, `half`, float16.
+    Products are in `x_TH`'s dtype or, with `half`, float16.
     """
     if ids_TK.numel() == 0:
         return torch.empty_like(x_TH)
@@ -82,9 +83,9 @@ def scaled_grouped_mm(
     fast: bool = False,
     pdl: bool = False,
 ) -> Tensor:
-    """Return the same by torch's grouped product; `fast` adds up less exactly.
+    """Return the same by torch's grouped product; `fast` accumulates less exactly.
 
-    Rows stand in the order of their experts. A pair's weight is a factor of its second row's scale.
+    Rows are ordered by expert. A pair's weight is multiplied into the scale of its second row.
     """
     num_experts, hidden, width = w2_EHI.shape
     pairs = pairs or list_pairs(ids_TK, num_experts, pdl=pdl)
@@ -162,8 +163,8 @@ FLOAT8_EXPERTS: Final = Kernel(
     quantized.float8_experts_forward,
     lambda x, _w13, _scale13, w2, _scale2, ids, *_: _shape(x, w2, ids),
     lambda x, _w13, _scale13, w2, _scale2, ids, *_: _variants(x, w2, ids),
-    # What comes between the products is rounded to three bits: where it lies between two numbers,
-    # the last bit of its own dtype decides. So errors are as large in float32, and in a few sums.
+    # Activations between the products are rounded to three bits; near a midpoint, the last bit of
+    # their own dtype decides. So a few sums have errors that are as large in float32.
     tolerance=4.0,
     precision=lambda *_: torch.bfloat16,
     recordable=lambda *_: False,  # a loop over experts

@@ -1,4 +1,4 @@
-"""Activations rounded to float8 in Triton, to the bits that `kernels/quantize.py` gives.
+"""Rounds activations to float8 in Triton, to the same bits as `kernels/quantize.py`.
 
 Letters: T rows, I columns.
 """
@@ -54,7 +54,7 @@ def _round_row(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Round one row; the scale is stored apart, or multiplied with what it divided."""
+    """Round one row; store its scale apart, or multiply the row by it again."""
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -72,15 +72,15 @@ def _round_row(
 def float8_row(x):
     """Return the float8 numbers of a float32 row, still in float32, and their scale.
 
-    In integers and sums alone, as conversions to float8 are not the same everywhere.
+    Uses only integers and sums, because conversions to float8 differ between devices.
     """
     largest = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12)
-    # The least power of 2 with which 1.75 * 2**8 is enough.
+    # The smallest power of 2 by which the row can be divided to fit 1.75 * 2**8.
     power = ((largest.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - (8 << 23)
     scale = power.to(tl.float32, bitcast=True)
     x *= ((254 << 23) - power).to(tl.float32, bitcast=True)
-    # Numbers have three bits behind the first one, which is worth 2**-6 at least. What is added
-    # and taken away again is so large that the sum ends there.
+    # Numbers have three bits after the leading one, which is worth at least 2**-6. Adding and
+    # subtracting a number this large rounds off all further bits.
     first = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     added = tl.maximum(first, 0.015625) * 1572864.0  # 1.5 * 2**20
     return (x + added) - added, scale

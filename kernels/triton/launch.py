@@ -15,8 +15,8 @@ import triton.language as tl
 
 from diffray.kernels.variants import Run, Tile, Variant, tiled
 
-_PER_MULTIPROCESSOR: Final = 2  # programs that stay
-_MULTIPROCESSORS: Final = {"meta": 132, "cpu": 2}  # of devices that are not there
+_PER_MULTIPROCESSOR: Final = 2  # persistent programs
+_MULTIPROCESSORS: Final = {"meta": 132, "cpu": 2}  # assumed for devices that have none
 EARLY_S: Final = 2e-6  # what a kernel that starts early may save: its launch, and its first loads
 
 
@@ -34,7 +34,7 @@ def can_fetch() -> bool:
 
 
 def num_programs(tiles: int, device: torch.device) -> int:
-    """Return how many programs run at once and have equally many tiles, but for one."""
+    """Return how many programs can run at the same time and share the tiles equally."""
     rounds = -(-tiles // _places(device))
     return -(-tiles // rounds)
 
@@ -47,7 +47,7 @@ def _places(device: torch.device) -> int:
 
 
 def variants_of(run: Run, program: str = "triton") -> list[Variant]:
-    """Return a program as it is, and launched early if the GPU can."""
+    """Return a program as it is and, if the GPU can, launched early."""
     if not can_overlap():
         return [Variant(program, run)]
     early = Variant(f"{program} pdl", partial(run, pdl=True), early_s=EARLY_S)
@@ -57,7 +57,7 @@ def variants_of(run: Run, program: str = "triton") -> list[Variant]:
 def tiled_variants(
     tiles: Items[Tile], run: Run, program: str = "triton", early_s: float = EARLY_S
 ) -> list[Variant]:
-    """Return a program with each tile, launched early if the GPU can; the first also as it is."""
+    """Return a program with each tile, launched early if the GPU can; the first tile also not."""
     if not can_overlap():
         return [tiled(program, tile, run) for tile in tiles]
     early = (tiled(f"{program} pdl", tile, partial(run, pdl=True), early_s) for tile in tiles)

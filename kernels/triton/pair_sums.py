@@ -20,7 +20,7 @@ def sum_pairs(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """Return each token's sum over its experts here [T, H]; pairs may have places of their own."""
+    """Return each token's sum over its experts here [T, H]; pair s is in row `place_S[s]`, or s."""
     (num_tokens, num_chosen), hidden = ids_TK.shape, part_SH.shape[1]
     out_TH = part_SH.new_empty(num_tokens, hidden)
     block = min(triton.next_power_of_2(hidden), 1024)
@@ -86,7 +86,7 @@ def _sum_pairs(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Sum a token's pairs in order; pairs of other ranks were never written."""
+    """Sum a token's pairs in order, without those of other ranks, which were never written."""
     wait_for_previous(PDL)
     token = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -113,7 +113,7 @@ def _sum_norm_row(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Sum a token's pairs, add what else belongs to its states, norm them."""
+    """Sum a token's pairs, add the shared expert's output and the residual, then norm."""
     at = tl.arange(0, BLOCK)
     inside = at < hidden
     weight = tl.load(weight_ptr + at, mask=inside, other=0.0)
@@ -132,13 +132,13 @@ def _sum_norm_row(
 def _sum_of_token(
     part_ptr, ids_ptr, place_ptr, token, at, hidden, num_experts, CHOSEN: tl.constexpr
 ):
-    """Return a token's sum in the parts' dtype; pairs of other ranks were never written."""
+    """Return a token's sum in the parts' dtype, without pairs of other ranks."""
     total = tl.zeros(at.shape, tl.float32)
     for chosen in tl.static_range(CHOSEN):
         pair = token * CHOSEN + chosen
         expert = tl.load(ids_ptr + pair)
         here = (expert >= 0) & (expert < num_experts) & (at < hidden)
-        if place_ptr is not None:  # that of another rank's pair is undefined
+        if place_ptr is not None:  # undefined for pairs of other ranks
             pair = tl.load(place_ptr + pair)
         parts = part_ptr + pair.to(tl.int64) * hidden + at
         total += tl.load(parts, mask=here, other=0.0).to(tl.float32)

@@ -15,7 +15,7 @@ _MOST_AT_ONCE = 4096  # pairs that a program looks at together
 
 
 def list_pairs(ids_TK: Tensor, num_experts: int, *, pdl: bool = False) -> Pairs:
-    """List the pairs of each expert in their order; ids outside [0, E) are left out."""
+    """List each expert's pairs in order; ids outside [0, E) are left out."""
     num_pairs = ids_TK.numel()
     pairs = empty_pairs(num_pairs, num_experts, ids_TK.device)
     chunk = min(max(triton.next_power_of_2(num_pairs), 128), _MOST_AT_ONCE)
@@ -91,7 +91,7 @@ def sort_pairs(
     """List all experts' pairs in one program; every id is in [0, EXPERTS)."""
     pair = tl.arange(0, BLOCK)
     live = pair < num_pairs
-    # Other programs have just written them: not from this multiprocessor's own cache.
+    # Other programs have just written the ids, so bypass this multiprocessor's own cache.
     ids = tl.load(ids_ptr + pair, mask=live, other=EXPERTS, cache_modifier=".cg").to(tl.int32)
     tl.store(order_ptr + pair, tl.sort(ids * BLOCK + pair) % BLOCK, mask=live)
     bins = tl.arange(0, BINS)

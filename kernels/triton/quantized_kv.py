@@ -23,9 +23,9 @@ from diffray.kernels.triton.rope import rotate_and_store
 from diffray.kernels.variants import Kernel, Shape, Tile, Variant
 from diffray.kernels.windows import Windows
 
-_NUMBERS = 2048  # of a program's heads
+_NUMBERS = 2048  # that one program rounds
 _WIDE: Final = torch.float32
-_OTHERWISE: Final = 1e-2  # share of numbers that may be rounded otherwise
+_MOST_DIFFERENT: Final = 1e-2  # share of numbers that may be rounded the other way
 
 
 def quantized_attend(
@@ -39,7 +39,7 @@ def quantized_attend(
     split_keys: int = SPLIT_KEYS,
     pdl: bool = False,
 ) -> Tensor:
-    """Norm and rotate heads, store keys and values rounded, return what the queries read."""
+    """Norm and rotate heads, round and store keys and values, return the attention output."""
     num_tokens, _, size = heads_TND.shape
     own_2TGD = heads_TND.new_empty(2, num_tokens, kv.keys.numbers_NB.shape[1], size)
     places_T = torch.arange(num_tokens, device=slots_T.device)
@@ -55,7 +55,7 @@ def quantized_attend(
 def round_and_store(
     heads_2TGD: Tensor, kv: QuantizedKV, slots_T: Tensor, *, pdl: bool = False
 ) -> None:
-    """Store keys and values at these slots, rounded; no slot may be given twice but for padding."""
+    """Round keys and values and store them at these slots; only padding may repeat a slot."""
     _, num_tokens, num_heads, size = heads_2TGD.shape
     rows, groups = num_tokens * num_heads, kv.form.scales_of(size)
     if not rows:
@@ -82,7 +82,7 @@ def round_and_store(
 
 
 def _plain(kv: QuantizedKV, heads_TND: Tensor) -> KVLayer:
-    """Return a plain layer with heads of the same shape, for functions that read shapes alone."""
+    """Return a plain layer with heads of the same shape, for functions that only read shapes."""
     _, num_keys, _ = kv.keys.numbers_NB.shape
     place = heads_TND.new_empty(0, num_keys, heads_TND.shape[-1])
     return KVLayer(place, place)
@@ -103,9 +103,9 @@ def _shape(
 
 
 def _error(args: Items[Any], got: Items[Tensor], expected: Items[Tensor]) -> float:
-    """Return the error of what is read; infinite if heads are stored that are not as near.
+    """Return the error of the attention output; infinite if stored heads are too far off.
 
-    Rounding may decide otherwise between two near numbers, in a few places.
+    A few numbers near a midpoint may be rounded the other way.
     """
     form = args[2].form
     for at in (1, 3):  # keys, values
@@ -113,13 +113,13 @@ def _error(args: Items[Any], got: Items[Tensor], expected: Items[Tensor]) -> flo
         far = (widen_heads(ours, form, _WIDE) - widen_heads(theirs, form, _WIDE)).abs()
         scale = theirs.pairs_NP2[..., :1].to(_WIDE)
         steps = far.unflatten(-1, (scale.shape[-2], -1)) / scale.clamp(min=1e-12)
-        if not bool((steps < 2.5).all()) or float((steps > 0.5).float().mean()) > _OTHERWISE:
+        if not bool((steps < 2.5).all()) or float((steps > 0.5).float().mean()) > _MOST_DIFFERENT:
             return math.inf
     return largest_error(args, got[:1], expected[:1])
 
 
 def _bfloat16(*_: Any) -> torch.dtype:
-    return torch.bfloat16  # a number that is rounded otherwise moves by a step, in any dtype
+    return torch.bfloat16  # a number that is rounded the other way moves by a step, in any dtype
 
 
 QUANTIZED_ATTEND: Final = Kernel(

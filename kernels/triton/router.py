@@ -1,8 +1,9 @@
 """Routers in Triton: from hidden states to each token's experts and the experts' pairs.
 
-A kernel chooses and another lists the pairs, after torch's product. Or, fused, one multiplies, with
-the hidden size split over programs, and one adds up and chooses; its last program lists the pairs.
-The few best experts are found one after the other; on ties the lowest id wins.
+Unfused, torch multiplies, one kernel chooses and another lists the pairs. Fused, one kernel
+multiplies, with the hidden size split over programs, and another sums up and chooses; its last
+program lists the pairs. The few best experts are found one after the other; on ties the lowest id
+wins.
 
 Letters: T packed tokens, H hidden size, C splits of it, E experts, K experts of a token, G groups
 of M experts each, J of which are chosen.
@@ -26,7 +27,7 @@ from diffray.kernels.triton.router_logits import split_logits
 from diffray.kernels.variants import Kernel, Run, Shape, Variant, rounded_up
 
 _TOKENS = 4  # per program
-_MOST_FUSED = 256  # tokens: the pairs of more are listed sooner by several programs
+_MOST_FUSED = 256  # tokens; several programs list the pairs of more faster
 
 
 def softmax_router(
@@ -111,14 +112,14 @@ def grouped_sigmoid_router(
 def _product(
     x_TH: Tensor, weight_EH: Tensor, fused: bool, pdl: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return logits [C, T, E] to be summed; fused, also a counter of programs that are done."""
+    """Return logits [C, T, E] to be summed and, if fused, a counter of finished programs."""
     if fused:
         return split_logits(x_TH, weight_EH, pdl)
     return linear(x_TH.to(weight_EH.dtype), weight_EH).unsqueeze(0), None
 
 
 def _outputs(logits_CTE: Tensor, done: Tensor | None, num_chosen: int) -> Routing:
-    """Return room for the choice, and if it is fused for the pairs."""
+    """Return empty outputs for the choice and, if fused, for the pairs."""
     _, num_tokens, num_experts = logits_CTE.shape
     device = logits_CTE.device
     ids_TK = torch.empty(num_tokens, num_chosen, dtype=torch.long, device=device)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffray.kernels.triton.launch import overlapped, wait_for_previous
 
-_ROWS = 16  # always, so that a token's sums do not depend on how many there are
+_ROWS = 16  # fixed, so that a token's sums do not depend on how many tokens there are
 _MOST_COLUMNS, _MOST_SPLITS = 64, 32
 
 

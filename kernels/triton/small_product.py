@@ -1,7 +1,7 @@
-"""A product of few rows in Triton, split over its input columns; the norm behind it adds it up.
+"""A product of few rows in Triton, split over its input columns; the norm after it sums the splits.
 
-Every block of columns reads all rows through the L2 cache, so more splits read no more. cuBLAS adds
-up in a kernel of its own, and cannot fetch weights while the kernel before it runs.
+Every block of columns reads all rows through the L2 cache, so more splits read no more. cuBLAS sums
+in a separate kernel, and cannot fetch weights while the kernel before it runs.
 
 Letters: T rows, I input columns, O output columns, C splits of the input columns.
 """
@@ -25,7 +25,7 @@ from diffray.kernels.triton.norm import add_norm, add_norm_of_parts
 from diffray.kernels.variants import Kernel, Shape, Variant, rounded_up
 
 _MOST_ROWS: Final = 64
-_PROGRAMS: Final = 128  # so that next to all multiprocessors read
+_PROGRAMS: Final = 128  # so that nearly all multiprocessors read
 _DEPTH: Final = 64
 
 
@@ -39,7 +39,7 @@ def linear_add_norm(
     fused: bool = False,
     pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return `add_norm` of a product; fused, the norm adds up the splits of our own."""
+    """Return `add_norm` of a product; if `fused`, the norm sums the parts of `split_product`."""
     if fused and len(x_TI) > 0:
         parts_CTO = split_product(x_TI, weight_OI, pdl=pdl)
         return add_norm_of_parts(parts_CTO, residual_TO, norm_O, eps, pdl=pdl)

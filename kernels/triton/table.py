@@ -1,4 +1,4 @@
-"""Every kernel that Triton's programs compute, with its variants."""
+"""Every kernel that has Triton programs, with its variants."""
 
 from typing import Final
 

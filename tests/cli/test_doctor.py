@@ -200,7 +200,7 @@ def test_a_gpu_that_triton_s_kernels_cannot_use_must_be_fixed(
         assert kernels(model, requested, cuda, torch.bfloat16) == Check("kernels", "torch's")
     monkeypatch.setattr(choose, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert "of compute capability 7.5" in kernels("demo", "auto", cuda, torch.float16).fix
+    assert "has compute capability 7.5" in kernels("demo", "auto", cuda, torch.float16).fix
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert kernels("demo", "auto", cuda, torch.float16) == Check("kernels", "Triton's")
 

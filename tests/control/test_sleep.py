@@ -156,7 +156,7 @@ def test_new_weights_while_it_sleeps(tmp_path: Path) -> None:
     assert first != second
     for level in LEVELS:
         llm.sleep(level)
-        with pytest.raises(ValueError, match="asleep it takes the weights of folders only"):
+        with pytest.raises(ValueError, match="a sleeping engine takes weights from folders only"):
             llm.update_weights(shifted(LLADA))
         with pytest.raises(ValueError, match="there is no folder"):
             llm.update_weights(tmp_path / "none")
@@ -181,7 +181,7 @@ def test_tensors_that_were_given_up_have_to_be_given_again(tmp_path: Path) -> No
     assert ids(llm) == before
     llm.sleep(2)
     llm.wake_up()
-    with pytest.raises(RuntimeError, match="given up in sleep; update them again"):
+    with pytest.raises(RuntimeError, match="discarded in sleep; update them again"):
         ids(llm)
     some = "model.transformer.ln_f.weight"
     with pytest.raises(ValueError, match="with all tensors"):

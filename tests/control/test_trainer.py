@@ -101,7 +101,7 @@ def test_what_is_not_the_model_s_is_refused_before_it_is_sent(
     before = ids(llm)
     with Trainer(file_of(new), 2) as trainer:
         join(llm, trainer)
-        with pytest.raises(ValueError, match="there is a group"):
+        with pytest.raises(ValueError, match="already exists; end it first"):
             join(llm, trainer)
         some = [*trainer.tensors][1]
         for change, reason in (
@@ -161,9 +161,9 @@ def test_weights_that_are_nan_or_infinite_change_nothing(
 def test_a_group_that_cannot_form_is_refused(old: Path, llm: DiffusionLLM, new: Path) -> None:
     with Trainer(file_of(new), 2) as trainer:
         for options, reason in (
-            ({"backend": "nccl"}, "nccl takes GPUs, and this engine runs on cpu"),
-            ({"rank_offset": 0}, "1 ranks from 0 on are not in a group of 2"),
-            ({"rank_offset": 2}, "1 ranks from 2 on are not in a group of 2"),
+            ({"backend": "nccl"}, "nccl needs GPUs, but this engine runs on cpu"),
+            ({"rank_offset": 0}, "1 ranks from 0 on do not fit a group of 2"),
+            ({"rank_offset": 2}, "1 ranks from 2 on do not fit a group of 2"),
             ({"world_size": 3, "timeout_s": 1}, "did not form within 1 s"),
         ):
             with pytest.raises(ValueError, match=reason):
@@ -172,7 +172,7 @@ def test_a_group_that_cannot_form_is_refused(old: Path, llm: DiffusionLLM, new: 
                 )
         with (
             DiffusionLLM(str(old), **OPTIONS) as nowhere,
-            pytest.raises(ValueError, match="say where a trainer's weights go: received_weights"),
+            pytest.raises(ValueError, match="set received_weights, a folder for a trainer's"),
         ):
             join(nowhere, trainer)
 

@@ -56,7 +56,7 @@ def test_two_ranks_and_those_after_them_have_what_was_sent(tmp_path: Path) -> No
             *_, rank = pids(llm)
             os.kill(rank, signal.SIGKILL)
             assert ids(llm) == expected[1]
-            with pytest.raises(ValueError, match="ranks were replaced; make it anew"):
+            with pytest.raises(ValueError, match="ranks were replaced; create it again"):
                 llm.update_weights_from_distributed(**told)
             assert ids(llm) == expected[1]
 

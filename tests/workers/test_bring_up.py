@@ -134,7 +134,7 @@ def test_without_time_only_torchs_are_tried_and_the_next_start_goes_on(tmp_path:
     first = read_or_try(plan(), file, limits=hurried, say=said.append)
     assert {each.variant for each in first.outcomes} == {"torch"}
     assert first.cut_off and first.untried == 5 * 6 + 5
-    assert "kernels: there was no time for 35 more trials; the next start goes on" in said
+    assert "kernels: there was no time for 35 more trials; the next start continues" in said
     assert set(first.choices.chosen.values()) == {"torch"}
 
     second = read_or_try(plan(), file, limits=LONG, say=said.append)
@@ -154,7 +154,7 @@ def test_a_start_that_gets_no_further_is_the_last_to_try(tmp_path: Path) -> None
     hurried = TimeLimits(budget=-1, limit=600, trial=5)
     first, second = (read_or_try(plan(), file, limits=hurried, say=said.append) for _ in range(2))
     assert first.cut_off and not second.cut_off
-    assert "kernels: there was no time for 35 more trials; they are left out" in said
+    assert "kernels: there was no time for 35 more trials; they are skipped" in said
 
 
 @pytest.mark.long

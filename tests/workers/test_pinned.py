@@ -189,7 +189,7 @@ def test_tokens_that_are_not_allowed_are_in_no_slot() -> None:
         try:
             update = whole_answer(BIDIRECTIONAL, pinned(plain, number))
         except InvalidField as error:
-            assert "is left by the allowed tokens" in str(error)
+            assert "the allowed tokens leave no value" in str(error)
         else:
             assert fits(canvas, update.ids, banned)
 

@@ -21,7 +21,7 @@ from tests.helpers.ranks import on_ranks
 from tests.helpers.stand_in_sums import GROUP_S, MOST, ONE_SHOT_S
 
 MODEL = str(GOLDEN / "llada_moe")
-SLOW = "16000 us, and the group's 5000"
+SLOW = "16000 us, but the group's takes 5000"
 REASONS = {  # of rank 0 and of rank 1
     "wrong_on_rank_1": ("8192 bytes: the ranks' sums differ", "8192 bytes: the ranks' sums differ"),
     "unequal": ("8192 bytes: the ranks' sums differ", "8192 bytes: the ranks' sums differ"),
@@ -107,11 +107,11 @@ def test_rank_0_keeps_what_was_found_and_every_rank_says_why_not(
     assert first.kept == second.kept == (first.found if is_kept else None)
     assert first.found.graphs is not None and first.found.sums is not None
     assert first.said == [
-        "all-reduce: the group's alone: another rank cannot", f"cuda_graphs: off: {OTHER}"
+        "all-reduce: one-shot sums are off: another rank cannot", f"cuda_graphs: off: {OTHER}"
     ]  # fmt: skip
     own = "a step could not be recorded: RuntimeError: operation not permitted when stream is"
     assert second.said[0] == (
-        "all-reduce: the group's alone: RuntimeError: no symmetric memory between these devices"
+        "all-reduce: one-shot sums are off: RuntimeError: no symmetric memory between these devices"
     )
     assert second.said[1].startswith(f"cuda_graphs: off: {own}") and len(second.said) == 2
 
@@ -177,7 +177,7 @@ def test_if_a_rank_can_no_longer_none_does() -> None:
     opener = "tests.helpers.stand_in_sums:absent_on_rank_1"
     first, second = on_ranks(2, partial(generated, model=MODEL, most_bytes=1 << 13, opener=opener))
     assert first.tokens == second.tokens and not first.one_shot and first.group == second.group
-    assert first.said == ["all-reduce: in one shot no longer: another rank cannot"]
+    assert first.said == ["all-reduce: one-shot sums are no longer used: another rank cannot"]
     assert "no symmetric memory" in second.said[0]
 
 

@@ -192,7 +192,7 @@ def test_triton_on_a_cpu_is_for_the_interpreter(monkeypatch: pytest.MonkeyPatch)
         (
             "triton",
             torch.float64,
-            "Triton's take no float64; choose a dtype of bfloat16, float16, float32",
+            "Triton's kernels do not support float64; choose a dtype of bfloat16, float16, float32",
         ),
         ("cuda", torch.float32, "kernels is 'cuda'; expected one of auto, torch, triton"),
     ],

@@ -1,4 +1,4 @@
-"""What bring-up found out about the kernels on a GPU, and the file that keeps it."""
+"""What bring-up found out about the kernels on a GPU, and the file that stores it."""
 
 import fcntl
 import os
@@ -35,13 +35,13 @@ class GraphsOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SumsOutcome:
-    """Up to which size tensors are summed over the ranks in one shot."""
+    """The largest size of tensors that the ranks sum in one shot."""
 
     most_bytes: int = 0
-    refused: str = ""  # why none is
+    refused: str = ""  # why no size is
     dtype: str = ""
-    one_shot_s: float | None = None  # of the largest such size, on rank 0 ...
-    group_s: float | None = None  # ... and of the group's all-reduce
+    one_shot_s: float | None = None  # seconds at the largest size, on rank 0
+    group_s: float | None = None  # the same for the group's all-reduce
 
 
 class Findings(Config):
@@ -50,11 +50,11 @@ class Findings(Config):
     key: dict[str, str] = Field(default_factory=dict)
     outcomes: tuple[Outcome, ...] = ()
     selection: Selection = "fastest"  # which variants are used
-    conflicts: dict[Selection, str] = Field(default_factory=dict)  # why these are wrong together
+    conflicts: dict[Selection, str] = Field(default_factory=dict)  # why these fail together
     graphs: GraphsOutcome | None = None  # None: they were not tried
-    sums: SumsOutcome | None = None  # None: nothing was tried by all ranks together
+    sums: SumsOutcome | None = None  # None: the ranks tried nothing together
     untried: int = 0  # variants for which there was no time
-    cut_off: bool = False  # whether the next start is to go on from here
+    cut_off: bool = False  # whether the next start should continue from here
     seconds: float = 0.0
     failed: str = ""  # why only torch's kernels can be used
 
@@ -63,7 +63,7 @@ class Findings(Config):
         return choices_of(self.outcomes, self.selection)
 
     def recordable_by(self, ranks: int) -> bool:
-        """Whether steps may be recorded unasked: of several ranks only if all of them tried it."""
+        """Whether steps are recorded by default: on several ranks only if all of them tried it."""
         refused = self.failed or (self.graphs is not None and self.graphs.refused)
         return not refused and (ranks == 1 or (self.graphs is not None and self.sums is not None))
 
@@ -80,7 +80,7 @@ class Findings(Config):
         return setup.model_copy(update={"kernels": kernels, "cuda_graphs": False})
 
     def lines(self) -> Iterator[str]:
-        """Yield a sentence for each thing that will not be used."""
+        """Yield a line for each kernel, selection or feature that will not be used."""
         if self.failed:
             yield f"kernels: only torch's are used: {self.failed}"
             return
@@ -94,12 +94,12 @@ class Findings(Config):
         if self.graphs is not None and self.graphs.refused:
             yield f"cuda_graphs: off: {self.graphs.refused}"
         if self.untried:
-            then = "the next start goes on" if self.cut_off else "they are left out"
+            then = "the next start continues" if self.cut_off else "they are skipped"
             yield f"kernels: there was no time for {self.untried} more trials; {then}"
 
     @property
     def short_of_memory(self) -> bool:
-        """Whether a variant was refused only because other programs had the GPU's memory."""
+        """Whether a variant was refused because the GPU ran out of memory."""
         name = torch.OutOfMemoryError.__name__
         return any(name in each.refused for each in self.outcomes)
 
@@ -123,7 +123,7 @@ class FindingsFile:
         self.path = (folder or cache_folder()) / f"{name}-{digest}.json"
 
     def read(self) -> Findings | None:
-        """Return the findings; None if there are none for this key that can be read."""
+        """Return the findings for this key; None if there are none or they cannot be read."""
         try:
             found = Findings.model_validate_json(self.path.read_bytes())
         except (OSError, ValidationError, ValueError):
@@ -131,7 +131,7 @@ class FindingsFile:
         return found if found.key == self.key else None
 
     def write(self, found: Findings) -> None:
-        """Write the file at once: other processes may be reading it."""
+        """Write the file atomically, because other processes may be reading it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
         try:
@@ -149,9 +149,9 @@ class FindingsFile:
 
     @contextmanager
     def lock(self, patience_s: float) -> Iterator[None]:
-        """Wait for other processes that try the same, and let later ones wait.
+        """Wait while another process tries the same, then make others wait.
 
-        Without a folder that can be written to, or after that long, each tries by itself.
+        If the folder is not writable, or the wait takes too long, each process tries by itself.
         """
         with ExitStack() as held:
             with suppress(OSError):
@@ -161,7 +161,7 @@ class FindingsFile:
 
 
 def _take(file: IO[str], patience_s: float) -> None:
-    """Lock a file; raise BlockingIOError if another process holds it for longer."""
+    """Lock a file; raise BlockingIOError if another process holds it for longer than this."""
     until = time.monotonic() + patience_s
     while True:
         try:

@@ -1,6 +1,6 @@
-"""One layer of a model and its head with made-up weights, and steps of the sizes that engines run.
+"""One layer of a model and its head with random weights, and steps of the sizes that engines run.
 
-Its shapes come from the config alone, so kernels can be tried before any weight is loaded.
+All shapes come from the config alone, so kernels can be tried before any weight is loaded.
 
 Letters: T packed tokens, R rows of the head, H hidden size, P pages of a window.
 """
@@ -27,14 +27,14 @@ from diffray.kernels.confidence import Draw
 from diffray.kernels.credit import Rewarding
 from diffray.kernels.noise import mix, spread
 
-# Positions of a context. In a short one each key counts, so that a missing one is an error.
+# Context lengths. In a short one every key has weight, so that a missing key shows as an error.
 _SHORT, _NEAR, _FAR = 64, 1024, 4096
 _WINDOWS, _FEW = (1, 4, 16), 8
-_DRAWING = 1, 16  # numbers of windows with which tokens are drawn, too
+_DRAWING = 1, 16  # numbers of windows at which tokens are also drawn
 
 
 class Sizes(Config):
-    """What the shapes of a model's kernels follow from, on one rank."""
+    """What determines the shapes of a model's kernels on one rank."""
 
     config: Mapping[str, Any]  # the checkpoint's config.json
     dtype: str
@@ -45,7 +45,7 @@ class Sizes(Config):
     expert_parallel: bool = False
 
     def model(self, kernels: Kernels = TORCH, mesh: Mesh | None = None) -> Denoiser:
-        """Return a share of one layer, embedding and head, without storage; by default rank 0's."""
+        """Return a rank's shard (default: rank 0's) of a layer, embedding and head, unallocated."""
         mesh = mesh or Mesh(0, self.ranks, self.expert_parallel)
         dtype = choose_dtype(self.dtype, torch.device("cpu"))
         model = build_model(self.config, mesh, dtype, kernels)
@@ -62,12 +62,12 @@ class Step(NamedTuple):
 
     @property
     def reads(self) -> bool:
-        """Whether tokens are chosen for all positions: not for a prompt or a canvas."""
+        """Whether tokens are chosen for all positions, unlike in a whole prompt or canvas."""
         return self.length < self.context
 
 
 def steps_of(spec: ModelSpec) -> list[Step]:
-    """Return steps of a block of some sequences, of two, of a short one, of a prompt or canvas."""
+    """Return steps: a block of some sequences, two blocks, a short block, a prompt or canvas."""
     block = spec.block_length + spec.logit_shift
     near, far = min(_NEAR, spec.max_positions), min(_FAR, spec.max_positions)
     steps = [
@@ -85,7 +85,7 @@ class OneLayer:
     def __init__(
         self, sizes: Sizes, device: torch.device, kernels: Kernels, mesh: Mesh | None = None
     ) -> None:
-        self.mesh = mesh or Mesh()  # without one, this process alone runs a rank's share
+        self.mesh = mesh or Mesh()  # without one, this process alone runs a rank's shard
         self.model = sizes.model(kernels, mesh)
         self.model.allocate(device)
         for seed, (name, weight) in enumerate(self.model.named_parameters()):
@@ -106,7 +106,7 @@ class OneLayer:
         )
 
     def windows(self, step: Step) -> list[Window]:
-        """Return the windows of a step; their pages are in no order, as an engine's."""
+        """Return the windows of a step; their pages are in no order, as in an engine."""
         pages = self.kv.pages_for(step.context)
         order_P = mix(torch.arange(step.windows * pages)).argsort() + 1
         block = self.model.spec.block_length if self.model.spec.block_causal else 0
@@ -120,7 +120,7 @@ class OneLayer:
     def run(self) -> None:
         """Call each kernel as engines do, in every step.
 
-        Half of the tokens are alike in a second call, as padding is.
+        A second call has half of the tokens equal, like padding.
         """
         self._fill_pool()
         for step in self.steps:
@@ -140,7 +140,7 @@ class OneLayer:
 
     @torch.inference_mode()
     def results(self) -> list[list[Tensor]]:
-        """Run every step once; return its hidden states, then how likely its choices are."""
+        """Run every step once; return its hidden states, then the scores of its choices."""
         self._fill_pool()
         found = []
         for step in self.steps:
@@ -153,10 +153,10 @@ class OneLayer:
         return found
 
     def _fill_pool(self) -> None:
-        """Make up the K/V of all contexts: steps store theirs among them."""
+        """Fill the K/V of all contexts with noise; steps store theirs among it."""
         (stores,) = self.kv.stores.values()
         for seed, kept in enumerate(stores):
-            if kept.dtype == torch.uint8:  # of this format, any byte is a number or two
+            if kept.dtype == torch.uint8:  # in quantized formats every byte is valid
                 kept.view(-1).copy_(mix(torch.arange(kept.numel(), device=kept.device) + seed))
             else:
                 spread(kept, seed, 1.0)
@@ -169,7 +169,7 @@ class OneLayer:
         return batch, x_TH
 
     def _draw(self, hidden_RH: Tensor, step: Step) -> None:
-        """Choose tokens at random, then the best ones and what credit makes of them."""
+        """Draw tokens, then choose the best ones and add credit."""
         vocab = self.model.spec.vocab_size
         rows_R = torch.arange(len(hidden_RH), device=self.device)
         warm_R = (rows_R % 3).float() * 0.5
@@ -182,7 +182,7 @@ class OneLayer:
 
 
 def _fill(name: str, weight: Tensor, seed: int) -> None:
-    """Make weights up, of a size that keeps that of what they multiply; none is 0 or 1."""
+    """Fill a weight with noise, scaled so that activations keep their size; none is just 0 or 1."""
     if name.endswith(("bias_E", "bias_O")):
         spread(weight, seed, 0.02)
     elif weight.dim() == 1 or name.endswith("norm.weight_ND"):
@@ -195,7 +195,7 @@ def _fill(name: str, weight: Tensor, seed: int) -> None:
 
 
 def shapes_of(model: Denoiser) -> Iterator[str]:
-    """Yield a line for each parameter, and one for what else the kernels depend on."""
+    """Yield a line for each parameter, and one for everything else that kernels depend on."""
     for name, weight in model.named_parameters():
         yield f"{name} {tuple(weight.shape)} {weight.dtype}"
     yield f"{model.spec} {replace(model.dims, layers=1)}"

@@ -1,8 +1,8 @@
 """Finds out, once for each GPU and model shape, which variant of each kernel to run.
 
-Another process tries them (trial_process.py), so one that crashes or hangs ends nothing else. What
-was found is kept on disk for the next start. No weights are needed, so this comes before they are
-loaded, while memory is free.
+Another process tries the variants (trial_process.py), so one that crashes or hangs does no other
+harm. The findings are stored on disk for the next start. No weights are needed, so this runs before
+they are loaded, while memory is free.
 """
 
 import sys
@@ -44,10 +44,10 @@ def print_line(line: str) -> None:
 def bring_up(
     model: str, setup: EngineOptions, mesh: Mesh, *, again: bool = False, say: Say = print_line
 ) -> Findings:
-    """Return what is known of the kernels on this GPU; try them if nothing is, or `again`.
+    """Return the findings about the kernels on this GPU; try them if there are none, or if `again`.
 
-    All ranks of a mesh must call it: rank 0 tries its share, and the others get what it found. What
-    needs several ranks, all try.
+    All ranks of a mesh must call this. Rank 0 tries its shard, and the others get its findings; all
+    ranks try together what needs several.
     """
     found = from_rank_0(mesh, lambda: _bring_up(model, setup, mesh, again, say))
     if mesh.group is None or found.failed or found.sums is not None:
@@ -72,9 +72,9 @@ def with_group(
     recorder: str = RECORDER,
     patience_s: float = PATIENCE_S,
 ) -> Findings:
-    """Return the findings with what all ranks find together; rank 0 keeps it.
+    """Return the findings with what all ranks find together; rank 0 stores them.
 
-    Steps are recorded with the collectives in them, if they can be without.
+    If steps can be recorded without collectives, they are also recorded with them.
     """
     graphs = found.graphs is not None and not found.graphs.refused
     steps = plan.model_copy(update={"done": found.outcomes, "device": str(mesh.device)})
@@ -90,19 +90,19 @@ def with_group(
     before = found
     found = found.model_copy(update={"sums": sums, "graphs": recorded or found.graphs})
     if sums.refused:
-        say(f"all-reduce: the group's alone: {sums.refused}")
+        say(f"all-reduce: one-shot sums are off: {sums.refused}")
     if recorded is not None and recorded.refused:
         say(f"cuda_graphs: off: {recorded.refused}")
     if mesh.rank == 0:
         file = FindingsFile(found.key)
         with suppress(OSError):  # the next start tries again
-            if file.read() == before:  # otherwise it is not to be kept
+            if file.read() == before:  # otherwise these findings were not meant to be stored
                 file.write(found)
     return found
 
 
 def from_rank_0(mesh: Mesh, find: Callable[[], Findings]) -> Findings:
-    """Return what rank 0 finds, on all ranks: with other kernels their tokens could differ."""
+    """Return rank 0's findings on all ranks, whose tokens might differ with other kernels."""
     found = find() if mesh.rank == 0 else Findings()
     return Findings.model_validate_json(mesh.share("findings", found.model_dump_json()))
 
@@ -119,7 +119,7 @@ def _bring_up(model: str, setup: EngineOptions, mesh: Mesh, again: bool, say: Sa
 
 
 def _plan_of(model: str, setup: EngineOptions, mesh: Mesh) -> TrialPlan | None:
-    """Return what to try on a rank's device; None: there are no variants to choose from."""
+    """Return what to try on a rank's device; None if there are no variants to choose from."""
     device = mesh.device or choose_device(setup.device)
     if device.type != "cuda":
         return None
@@ -151,9 +151,9 @@ def read_or_try(
     say: Say = print_line,
     limits: TimeLimits | None = None,
 ) -> Findings:
-    """Return what the file holds; else try the variants, report, and write the file.
+    """Return the file's findings; if there are none, try the variants, report, and write the file.
 
-    Where an earlier start had no time for all of them, this one goes on.
+    If an earlier start had no time for all variants, this one continues with the rest.
     """
     limits = limits or TimeLimits()
     with file.lock(limits.limit):
@@ -172,17 +172,17 @@ def read_or_try(
         if not found.failed:
             say(found.summary())
         if found.short_of_memory:
-            say("kernels: the next start tries again, as the GPU's memory was too short for some")
+            say("kernels: the next start tries again, because some variants ran out of GPU memory")
             return found
         try:
             file.write(found)
         except OSError as error:
-            say(f"kernels: the next start tries again, as {file.path} cannot be written: {error}")
+            say(f"kernels: the next start tries again: {file.path} cannot be written: {error}")
         return found
 
 
 def key_of(plan: TrialPlan) -> dict[str, str]:
-    """Return all that the findings depend on."""
+    """Return everything that the findings depend on."""
     from triton import __version__ as triton_version
 
     sizes = plan.sizes

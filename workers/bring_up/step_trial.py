@@ -1,7 +1,7 @@
-"""Tries whole steps of one layer: with the chosen kernels one after the other, and recorded.
+"""Tries whole steps of one layer: launched with the chosen kernels, and recorded.
 
-Kernels that are right by themselves may be wrong together: one that is launched before the
-previous one has ended may read what is not written yet.
+Kernels that are right alone may be wrong together: one that is launched before the previous one has
+ended may read what has not been written yet.
 """
 
 import time
@@ -25,17 +25,18 @@ from diffray.workers.bring_up.one_layer import OneLayer, Sizes, Step
 from diffray.workers.graphs import Bucket, Recorded, run_again
 from diffray.workers.slots import Slots
 
-_TIMES = 5  # that a step is repeated
-_RUNS = 10  # that are timed
-# Rows that may be off: rounding may decide which of two near equal experts a token goes to. Kernels
-# of two kinds round differently everywhere, the same kernels only where a library chooses anew.
+_TIMES = 5  # how often a step is repeated
+_RUNS = 10  # how many runs are timed
+# Share of rows that may be off: rounding may decide which of two near equal experts a token goes
+# to. Torch's kernels round differently everywhere, the same kernels only if a library switches
+# algorithms.
 _OFF_TORCH, _OFF_ITSELF = 0.5, 0.1
 _MORE = 4.0  # a whole layer rounds more often than one kernel
 
 
 @torch.inference_mode()
 def combined(sizes: Sizes, device: torch.device, kernels: Kernels) -> str:
-    """Return why these kernels cannot be used together; an empty text if they can."""
+    """Return why these kernels cannot be used together; empty if they can."""
     allowed = TOLERANCE[sizes.model().dtype]
     expected = OneLayer(sizes, device, TORCH).results()
     apart = OneLayer(sizes, device, one_at_a_time(kernels, device)).results()
@@ -49,7 +50,7 @@ def combined(sizes: Sizes, device: torch.device, kernels: Kernels) -> str:
 
 
 def one_at_a_time(kernels: Kernels, device: torch.device) -> Kernels:
-    """Return the same kernels, each of which waits for those before it and for itself."""
+    """Return the same kernels, each of which waits for earlier kernels and then for itself."""
 
     def waiting(run: Run) -> Run:
         def both(*args: Any, **options: Any) -> Any:
@@ -68,7 +69,8 @@ def one_at_a_time(kernels: Kernels, device: torch.device) -> Kernels:
 def try_graphs(layer: OneLayer, record: Record) -> GraphsOutcome:
     """Record each step that reads blocks; refuse graphs if one differs or if all are slower.
 
-    The ranks of a layer go on together: one that stopped would leave the others in a collective.
+    The ranks of a layer continue or stop together: a rank that stopped alone would leave the others
+    waiting in a collective.
     """
     launched_s = replayed_s = 0.0
     for step in layer.steps:
@@ -81,7 +83,7 @@ def try_graphs(layer: OneLayer, record: Record) -> GraphsOutcome:
             return GraphsOutcome(str(refused))
         expected = [tensor.clone() for tensor in launched()]
         for tensor in replayed():
-            tensor.fill_(torch.nan)  # nothing of the last replay may be left
+            tensor.fill_(torch.nan)  # results of the last replay must not remain
         first = [tensor.clone() for tensor in replayed()]
         off = _off([first], [expected], allowed)
         for _ in range(_TIMES):
@@ -99,13 +101,13 @@ def try_graphs(layer: OneLayer, record: Record) -> GraphsOutcome:
 
 
 class _RefusedError(Exception):
-    """All ranks know that one of them could not record."""
+    """One rank could not record, and all ranks know it."""
 
 
 def _on_all_ranks(mesh: Mesh, record: Record) -> Record:
     """Return a recorder that raises on all ranks if it fails on one.
 
-    The next replay would wait in a collective for the rank that has none.
+    Otherwise the next replay would wait in a collective for the rank that has no recording.
     """
 
     def both(work: Callable[[], Any]) -> Callable[[], Any]:
@@ -122,7 +124,7 @@ def _on_all_ranks(mesh: Mesh, record: Record) -> Record:
 
 
 def _agreed(mesh: Mesh, refused: str) -> str:
-    """Return why this rank or another refuses; empty if none does. All ranks must call it."""
+    """Return why this rank or another refuses; empty if none does. All ranks must call this."""
     if mesh.smallest("recordings", int(not refused)):
         return ""
     return refused or "another rank refuses them; its log says why"
@@ -138,7 +140,7 @@ def _off(got: Items[Items[Tensor]], expected: Items[Items[Tensor]], allowed: flo
 
 
 def _prepared(layer: OneLayer, step: Step, record: Record) -> Callable[[], list[Tensor]]:
-    """Record a step on padding, then return what runs it on windows full of different tokens."""
+    """Record a step on padding, then return a function that runs it on windows of varied tokens."""
     vocab = layer.model.spec.vocab_size
     slots = Slots(step.windows, step.context, vocab - 1, layer.device)
     cells = torch.arange(slots.ids_SN.numel(), device=layer.device)
@@ -151,14 +153,14 @@ def _prepared(layer: OneLayer, step: Step, record: Record) -> Callable[[], list[
 
 
 def _run(recorded: Recorded) -> list[Tensor]:
-    """Return hidden states and what was chosen by, not which of near equals was chosen."""
+    """Return hidden states and scores, but not the chosen ids, which may differ in near ties."""
     hidden_TH = recorded.forward()
     chosen = recorded.choose(recorded.bucket.tokens)
     return [hidden_TH, chosen.scores_R, chosen.best_R, chosen.logsumexp_R]
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of a run as the host sees it, which has to launch it."""
+    """Return the seconds of a run as the host sees it, including its launch."""
     for _ in range(2):
         run()
     finish(device)

@@ -1,8 +1,8 @@
-"""Tries what takes all ranks, in a process of its own on each: one-shot sums, recorded steps.
+"""Tries what needs all ranks, in a separate process on each: one-shot sums and recorded steps.
 
-The ranks' processes meet as the ranks did. One-shot sums are used up to the largest size to which
-they are right and faster than the group's on every rank: where one would not take part, the others
-would wait for it without end. Then a step of one layer is recorded with its collectives.
+These processes connect as the ranks did. One-shot sums are used up to the largest size at which
+they are right and faster than the group's on every rank: if one rank did not take part, the others
+would wait for it forever. Then steps of one layer are recorded with their collectives.
 """
 
 import importlib
@@ -34,16 +34,16 @@ from diffray.workers.bring_up.trials import ChildProcess
 
 OPENER: Final = "diffray.components.mesh:open_one_shot"
 RECORDER: Final = "diffray.components.backend:cuda_recorder"
-PATIENCE_S: Final = 17.0  # for the processes to start, to meet and to try everything
+PATIENCE_S: Final = 17.0  # for the processes to start, connect and try everything
 OUTCOME: Final[TypeAdapter[SumsOutcome]] = TypeAdapter(SumsOutcome)
 _BYTES: Final = tuple(1 << power for power in range(13, 22))
 _APART: Final = "the ranks are on several machines"
 _ROW = 1024  # numbers
-_TIMES, _RUNS = 5, 50  # that a sum is compared, and timed
+_TIMES, _RUNS = 5, 50  # how often a sum is compared, and timed
 
 
 class SumPlan(Config):
-    """How the ranks' processes meet, and what they try."""
+    """How the ranks' processes connect, and what they try."""
 
     rank: int
     size: int
@@ -64,7 +64,7 @@ class GroupOutcome(NamedTuple):
     """What the ranks found together."""
 
     sums: SumsOutcome
-    graphs: GraphsOutcome | None  # None: no steps were to be recorded
+    graphs: GraphsOutcome | None  # None: no steps had to be recorded
 
 
 def try_together(
@@ -77,7 +77,7 @@ def try_together(
     recorder: str = RECORDER,
     patience_s: float = PATIENCE_S,
 ) -> GroupOutcome:
-    """Return what is right and faster on all ranks; all of them must call it."""
+    """Return what is right and faster on all ranks; all of them must call this."""
     on_one_machine = mesh.on_one_machine()
     if not on_one_machine and steps is None:
         return GroupOutcome(SumsOutcome(refused=_APART), None)
@@ -111,11 +111,11 @@ def try_together(
 
 
 def _tried(plan: SumPlan) -> GroupOutcome:
-    """Return what this rank's process finds; if it fails, how."""
+    """Return what this rank's process finds, or how it failed."""
     until = time.monotonic() + plan.patience_s
     sums: SumsOutcome | None = None
     graphs: GraphsOutcome | None = None
-    failure = "it found nothing"
+    failure = "it reported nothing"
     with ChildProcess("diffray.workers.bring_up.sum_trial", plan) as process:
         while True:
             try:
@@ -140,7 +140,7 @@ def _tried(plan: SumPlan) -> GroupOutcome:
 def use_one_shot(
     mesh: Mesh, found: SumsOutcome | None, say: Callable[[str], None], *, opener: str = OPENER
 ) -> Mesh:
-    """Return a mesh that sums in one shot what was found faster; all ranks must call it."""
+    """Return a mesh that sums in one shot if that was found faster; all ranks must call this."""
     if found is None or not found.most_bytes or not mesh.on_one_machine():
         return mesh
     dtype, add_up, failure = DTYPES[found.dtype], None, "another rank cannot"
@@ -149,7 +149,7 @@ def use_one_shot(
     except Exception as error:  # whatever torch or the driver raises
         failure = one_line(error)
     if not mesh.smallest("one-shot sums", int(add_up is not None)) or add_up is None:
-        say(f"all-reduce: in one shot no longer: {failure}")
+        say(f"all-reduce: one-shot sums are no longer used: {failure}")
         return mesh
     return replace(mesh, one_shot=OneShot(add_up, dtype, found.most_bytes))
 
@@ -182,11 +182,11 @@ def _try_all(plan: SumPlan, say: Say) -> None:
         layer = OneLayer(plan.steps.sizes, device, kernels, mesh)
         graphs = try_graphs(layer, resolve_name(plan.recorder)())
         say(graphs=GRAPHS.dump_python(graphs, mode="json"))
-    mesh.smallest("done", 1)  # one that ends earlier would break the others' connections
+    mesh.smallest("done", 1)  # a rank that ends earlier would break the others' connections
 
 
 def _try_sums(plan: SumPlan, mesh: Mesh) -> SumsOutcome:
-    """Return to which size one-shot sums are right and faster on this rank."""
+    """Return the largest size at which one-shot sums are right and faster on this rank."""
     dtype, add_up, failure = DTYPES[plan.dtype], None, "another rank cannot"
     try:
         add_up = resolve_name(plan.opener)(mesh, dtype, _BYTES[-1])
@@ -199,9 +199,9 @@ def _try_sums(plan: SumPlan, mesh: Mesh) -> SumsOutcome:
 
 
 def _compared(mesh: Mesh, add_up: Sum, dtype: torch.dtype, record: Record | None) -> SumsOutcome:
-    """Return the largest size to which sums are right and faster here.
+    """Return the largest size up to which sums are right and faster here.
 
-    All sizes are tried in any case, as the others wait for this rank.
+    All sizes are tried in any case, because the other ranks wait for this one.
     """
     best, refused = SumsOutcome(), ""
     for most_bytes in _BYTES:
@@ -212,7 +212,7 @@ def _compared(mesh: Mesh, add_up: Sum, dtype: torch.dtype, record: Record | None
         group = _recorded(mesh.all_reduce, x, record)
         ours, theirs = _seconds(one_shot, mesh), _seconds(group, mesh)
         if not wrong and ours >= theirs:
-            wrong = f"{ours * 1e6:.0f} us, and the group's {theirs * 1e6:.0f}"
+            wrong = f"{ours * 1e6:.0f} us, but the group's takes {theirs * 1e6:.0f}"
         refused = refused or (wrong and f"{most_bytes} bytes: {wrong}")
         if not refused:
             best = SumsOutcome(most_bytes, one_shot_s=ours, group_s=theirs)
@@ -220,7 +220,7 @@ def _compared(mesh: Mesh, add_up: Sum, dtype: torch.dtype, record: Record | None
 
 
 def _recorded(add_up: Sum, x: Tensor, record: Record | None) -> Callable[[], Tensor]:
-    """Return what sums `x` as it stands."""
+    """Return a function that sums the current values of `x`."""
 
     def run() -> Tensor:
         return add_up(x.clone())
@@ -245,7 +245,7 @@ def _seconds(run: Callable[[], Tensor], mesh: Mesh) -> float:
     """Return the seconds of a sum."""
     assert mesh.device is not None, "ranks have a device"
     finish(mesh.device)
-    mesh.all_gather(torch.zeros(1, device=mesh.device))  # all begin together
+    mesh.all_gather(torch.zeros(1, device=mesh.device))  # all ranks start together
     begin = time.perf_counter()
     for _ in range(_RUNS):
         run()

@@ -1,6 +1,6 @@
-"""The order in which variants are tried: what a step is predicted to gain most from comes first.
+"""The order in which variants are tried: those predicted to save the most in a step come first.
 
-There may be no time for all of them, and then the next start goes on.
+There may be no time for all of them; then the next start continues.
 """
 
 import re
@@ -8,8 +8,8 @@ from typing import Final
 
 from diffray.kernels.variants import TORCH_VARIANT
 
-# Kernels with those variants that the prediction of docs/gpu.md counts on, the largest gain first:
-# of a step of 32 sequences, then of one.
+# The kernels and variants that the prediction in docs/gpu.md counts on, the largest gain first: in
+# a step of 32 sequences, then of one.
 EXPECTED: Final = (
     r"quantized_linear scaled_mm( fast)?( pdl)?",
     r"\w*experts_\w+ triton (fused |half )?(pdl )?128x128x64 w8 s3",
@@ -27,15 +27,15 @@ EXPECTED: Final = (
 
 
 def rank(kernel: str, variant: str, *, index: int) -> tuple[int, int]:
-    """Return what to sort a variant of a shape by; `index` is its place in the kernel's list.
+    """Return the sort key of a shape's variant; `index` is its place in the kernel's list.
 
-    torch's comes first, because a shape needs something that is right, and it needs no compiler.
-    The default, whose index is 0, comes after the expected ones, the others after it.
+    torch's comes first, because a shape needs one right variant, and torch's needs no compiler. The
+    default, whose index is 0, comes after the expected ones, and the others after it.
     """
     if variant == TORCH_VARIANT:
         return -1, 0
     name = f"{kernel} {variant}"
     found = (place for place, pattern in enumerate(EXPECTED) if re.fullmatch(pattern, name))
     expected = next(found, len(EXPECTED) + bool(index))
-    # Of programs that start early where they can, those that do come first.
+    # Of the expected variants, those that start early come first.
     return expected, index if expected > len(EXPECTED) else " pdl" not in variant

@@ -1,9 +1,9 @@
-"""Tries every variant in a process of its own, which may crash.
+"""Tries every variant in a separate process, which may crash.
 
-It reads a `TrialPlan` from its standard input and writes a JSON object per line to its standard
-output. Each trial is announced before it begins: if the process dies, its parent knows in which
-one, and starts another process for the rest. It ends when its input ends, so that it does not
-outlive its parent.
+The process reads a `TrialPlan` from its standard input and writes one JSON object per line to its
+standard output. It announces each trial before it starts: if the process dies, its parent knows in
+which trial, and starts another process for the rest. It ends when its input ends, so that it does
+not outlive its parent.
 """
 
 import importlib
@@ -59,11 +59,11 @@ class TrialPlan(Config):
     device: str
     table: str  # the module whose KERNELS are tried
     graphs: bool  # whether steps may be recorded
-    until: float = 0.0  # on the monotonic clock; then only what is needed is tried
-    done: tuple[Outcome, ...] = ()  # the outcomes of processes and starts before this one
-    selections: tuple[Selection, ...] = SELECTIONS  # what is to be tried together
-    right: bool = False  # whether some that was is right
-    compile_ahead: bool = True  # several variants at a time; False after a crash in that
+    until: float = 0.0  # on the monotonic clock; afterwards only needed trials run
+    done: tuple[Outcome, ...] = ()  # the outcomes of earlier processes and starts
+    selections: tuple[Selection, ...] = SELECTIONS  # the selections still to try in whole steps
+    right: bool = False  # whether a selection has already been found right
+    compile_ahead: bool = True  # several variants at a time; False after a crash while doing so
 
 
 class Trial(NamedTuple):
@@ -75,7 +75,7 @@ class Trial(NamedTuple):
 
     @property
     def needed(self) -> bool:
-        """Whether it is tried even when the time is up: a shape needs something to run."""
+        """Whether it is tried even after the time is up: a shape needs a variant to run."""
         return self.variant.name == TORCH_VARIANT
 
     @property
@@ -90,11 +90,11 @@ def main() -> None:
 
 
 def answer_parent(work: Callable[[str, Say], None]) -> None:
-    """Do what the input's first line orders, say what is found, and end the process."""
+    """Carry out the order in the input's first line, report the results, and end the process."""
     order = sys.stdin.readline()
     threading.Thread(target=_end_with_input, daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # trials may crash; a dump takes long
-    # Libraries may print; what they print goes to standard error.
+    # What libraries print goes to standard error.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -114,7 +114,7 @@ def _end_with_input() -> None:
 
 
 def try_all(plan: TrialPlan, say: Say) -> None:
-    """Try what is left; report how much that is, what begins, and its outcome."""
+    """Run the remaining trials; report how many there are, each one's start, and its outcome."""
     device = torch.device(plan.device)
     make_current(device)
     record = cuda_recorder() if plan.graphs else None
@@ -126,7 +126,7 @@ def try_all(plan: TrialPlan, say: Say) -> None:
         if selection == "defaults" and right:
             break
         if selection == "early" and (record is None or choices == choices_of(outcomes)):
-            continue  # only replays, which do not wait for the host, show what it saves
+            continue  # only replays, which do not wait for the host, show what starting early saves
         kernels = with_variants("triton", table, choices)
         say(combining=selection)
         wrong = combined(plan.sizes, device, kernels)
@@ -145,7 +145,7 @@ def _try_variants(
     record: Record | None,
     say: Say,
 ) -> list[Outcome]:
-    """Return the outcomes of all trials, of earlier processes too."""
+    """Return the outcomes of all trials, including those of earlier processes."""
     calls: Calls = {}
     OneLayer(plan.sizes, device, collecting(table, calls)).run()
     outcomes, clock = list(plan.done), Clock(device)
@@ -177,7 +177,7 @@ def _try_variants(
 
 
 def _compile(trials: Items[Trial]) -> None:
-    """Compile these variants at once; errors are left to the trials."""
+    """Compile these variants in parallel; their trials report errors."""
     from diffray.kernels.triton.compile_ahead import compiled_ahead
 
     with torch.inference_mode(), compiled_ahead(usable_cores()):
@@ -194,7 +194,7 @@ def _refused(trial: Trial, outcomes: Items[Outcome]) -> bool:
 
 
 def collecting(table: Items[Kernel], calls: Calls) -> Kernels:
-    """Return kernels that run the references of the table and collect their calls by shape."""
+    """Return kernels that run the table's references and collect the calls by shape."""
 
     def collected(kernel: Kernel) -> Run:
         def run(*args: Any, **options: Any) -> Any:
@@ -208,7 +208,7 @@ def collecting(table: Items[Kernel], calls: Calls) -> Kernels:
 
 
 def trials_of(calls: Calls, done: Items[Outcome]) -> list[Trial]:
-    """Return what is left to try, in the order in which it is tried."""
+    """Return the remaining trials in the order in which they run."""
     known = {(each.kernel, each.shape, each.variant) for each in done}
     ranked = []
     for (kernel, shape), own in calls.items():

@@ -27,20 +27,20 @@ from diffray.workers.bring_up.findings import Findings, GraphsOutcome
 from diffray.workers.bring_up.trial_process import GRAPHS, OUTCOME, TrialPlan
 
 _CHILD = "diffray.workers.bring_up.trial_process"
-_ENDING_S = 3.0  # for a process to end that was killed, or that has no more to say ...
-_EXIT_S = 20.0  # ... while there is time: on a busy machine it takes long
+_ENDING_S = 3.0  # for a process to end after it was killed or has closed its output
+_EXIT_S = 20.0  # for the latter while there is time, as it takes long on a busy machine
 _TIME_UP = "the time is up"
 
 
 class TimeLimits(NamedTuple):
-    """Seconds of bring-up and its parts; with what ends a process they add up to less than 60."""
+    """Seconds of bring-up and its parts; including the end of a process they stay below 60."""
 
-    budget: float = 32.0  # for all but torch's, which are tried in any case
-    limit: float = 50.0  # for everything: then steps of what was found right have been tried, too
-    trial: float = 12.0  # for one trial, or to compile some ahead
+    budget: float = 32.0  # for all variants except torch's, which are tried in any case
+    limit: float = 50.0  # for everything, including whole steps with what was found right
+    trial: float = 12.0  # for one trial, or to compile several ahead
 
 
-# If the ranks try sums and recordings together afterwards.
+# The limits if the ranks try sums and recordings together afterwards.
 BEFORE_THE_GROUP: Final = TimeLimits(budget=11.0, limit=24.0)
 
 
@@ -55,13 +55,13 @@ class Trials:
         self.graphs: dict[Selection, GraphsOutcome] = {}
         self.untried = 0
         self.failed = ""  # why only torch's kernels can be used
-        self.cut_off = False  # whether the time was up before all was tried
+        self.cut_off = False  # whether the time was up before everything was tried
 
     def run(self) -> None:
-        """Start processes until one finishes, or one fails at what the next would repeat."""
+        """Start processes until one finishes, or fails at something that the next would repeat."""
         limit = time.monotonic() + self._limits.limit
         with tqdm(desc="kernels", unit="", disable=None) as bar:
-            while (ending := self._one_process(limit, bar)) and self._goes_on(ending):
+            while (ending := self._one_process(limit, bar)) and self._continues(ending):
                 pass
         self.cut_off = self.untried > 0 or ending == _TIME_UP
         own = [each for each in self.outcomes if each.variant != TORCH_VARIANT]
@@ -81,7 +81,7 @@ class Trials:
 
     @property
     def selection(self) -> Selection:
-        """Which of those that are right together to use: that with the fastest replays."""
+        """Which of the right selections to use: the one with the fastest replays."""
 
         def seconds(selection: Selection) -> float:
             found = self.graphs.get(selection, GraphsOutcome())
@@ -102,7 +102,7 @@ class Trials:
         with ChildProcess(_CHILD, plan) as process:
             while True:
                 left = limit - time.monotonic()
-                wait = self._limits.trial if self._last else left  # it takes long to begin
+                wait = self._limits.trial if self._last else left  # its start takes long
                 try:
                     message = process.message(max(min(wait, left), 0.0))
                 except TimeoutError:
@@ -135,7 +135,7 @@ class Trials:
             case {"recorded": selection, "graphs": found}:
                 self.graphs[selection] = GRAPHS.validate_python(found)
 
-    def _goes_on(self, ending: str) -> bool:
+    def _continues(self, ending: str) -> bool:
         """Refuse what a process was doing when it failed; return whether to start another."""
         match self._last:
             case {"begin": begun}:
@@ -149,7 +149,7 @@ class Trials:
             case {"recording": selection}:
                 self.graphs[selection] = GraphsOutcome(ending)
                 return "early" not in self.wrong and "defaults" not in self.wrong
-            case {"outcome": _}:  # it ended because of that one
+            case {"outcome": _}:  # it ended because of this outcome
                 pass
             case _:
                 return False
@@ -174,11 +174,11 @@ def run_trials(plan: TrialPlan, limits: TimeLimits) -> Findings:
 
 
 class ChildProcess:
-    """A trial process; it is ended on leaving, and by itself if this process dies."""
+    """A trial process; it is killed on leaving, and ends by itself if this process dies."""
 
     def __init__(self, module: str, plan: Config) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed on leaving
-        # It imports what this process imports, wherever that comes from.
+        # It must import the same modules as this process, wherever they come from.
         path = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module],
@@ -186,7 +186,7 @@ class ChildProcess:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=os.environ | {"PYTHONPATH": path},
-            start_new_session=True,  # what it started is ended with it
+            start_new_session=True,  # so that its own children are killed with it
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
@@ -208,7 +208,7 @@ class ChildProcess:
     ) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # a GPU's driver may block its end
+        with suppress(subprocess.TimeoutExpired):  # a GPU driver may keep it from ending
             self._process.wait(_ENDING_S)
         self._reader.join(_ENDING_S)
         if self._reader.is_alive():  # it holds the lock of its file
@@ -219,12 +219,12 @@ class ChildProcess:
 
     def _read(self) -> None:
         for line in self._output:
-            if line.startswith(b"{") and line.endswith(b"}\n"):  # libraries print, too
+            if line.startswith(b"{") and line.endswith(b"}\n"):  # libraries may print too
                 self._lines.put(line)
         self._lines.put(b"")
 
     def message(self, seconds: float) -> dict[str, Any] | None:
-        """Wait for the next message; None: there will be no more."""
+        """Wait for the next message; return None if there are no more."""
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
@@ -232,7 +232,7 @@ class ChildProcess:
         return json.loads(line) if line else None
 
     def ending(self, seconds: float = _ENDING_S) -> str:
-        """Return how the process ended, and the last that it wrote of it."""
+        """Return how the process ended, and the last line of its errors."""
         seconds = max(seconds, _ENDING_S)
         try:
             code = self._process.wait(seconds)

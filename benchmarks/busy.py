@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks import load, paired
+from benchmarks.other_work import busy
 from benchmarks.serve_process import ServeProcess, serve_process
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.bench.datasets import random_ids
@@ -119,21 +119,6 @@ def processor_seconds(server: ServeProcess) -> float:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(words[11]) + int(words[12])
     return ticks / TICKS
-
-
-@contextmanager
-def busy(count: int) -> Iterator[None]:
-    """Run processes that each keep a core busy."""
-    others = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
-        for _ in range(count)
-    ]
-    try:
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
 
 
 def measure(system: str, beside: str, runs: dict[str, Run], turns: int) -> None:

@@ -4,7 +4,7 @@ It serves a demo model with some replicas, asks questions whose answers it knows
 kills, stops, hangs and overloads what it can, one fault after the other, as the seed says. A second
 server beside it is asked now and then. It ends with status 1 if an answer was lost, altered or
 doubled, or came from the other server, if anything was left behind, or if more than one fault in
-twenty took 15 s.
+twenty took 15 s on a machine without other work (`--busy`).
 
 `--terminal` is another run, of faults that end the server: each happens to one of its own.
 """
@@ -17,6 +17,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.other_work import busy
 from tests.chaos.faults import schedule
 from tests.chaos.neighbour import next_door
 from tests.chaos.report import as_text, passed, write
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=1, help="of each replica")
     parser.add_argument("--prefix-routing", action="store_true", help="of a block-causal model")
+    parser.add_argument("--busy", type=int, default=0, help="processes that want a core each")
     parser.add_argument("--alone", action="store_true", help="without a second server beside it")
     parser.add_argument("--terminal", action="store_true", help="the faults that end a server")
     parser.add_argument("--report", type=Path, help="a file: .html, .json or text")
@@ -75,17 +77,20 @@ def main() -> None:
         given.model, given.replicas, given.ranks, prefix_routing=given.prefix_routing, **room
     )
     if given.terminal:
-        endings = terminal(layout, given.seed, _say)
+        with busy(given.busy):
+            endings = terminal(layout, given.seed, _say)
         sys.exit(0 if all(ending.passed for ending in endings) else 1)
-    outcome = chaos(
-        layout,
-        faults=given.faults,
-        streams=given.streams,
-        tokens=given.tokens,
-        seed=given.seed,
-        minutes=given.minutes,
-        alone=given.alone,
-    )
+    with busy(given.busy):
+        outcome = chaos(
+            layout,
+            faults=given.faults,
+            streams=given.streams,
+            tokens=given.tokens,
+            seed=given.seed,
+            minutes=given.minutes,
+            alone=given.alone,
+        )
+    outcome.busy = given.busy
     command = "python -m tests.chaos " + " ".join(sys.argv[1:])
     print(as_text(outcome, command))
     if given.report is not None:

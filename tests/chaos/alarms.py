@@ -11,17 +11,15 @@ import asyncio
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 
 import httpx2
 
+from benchmarks.other_work import busy
 from tests.chaos.run import Outcome, clients
 from tests.chaos.system import Layout, System, running
 from tests.chaos.workload import Question, questions
@@ -30,18 +28,6 @@ SILENT = re.compile(r"(the replica|the coordinator|rank \d+) was silent for ([\d
 HUNG = re.compile(r"([^:\n]*) sent no heartbeat for .* assumed hung")
 _EACH_S = 5.0  # between large bodies
 _LARGE = 7 << 20  # bytes of one
-
-
-@contextmanager
-def busy(count: int) -> Iterator[None]:
-    """Let so many processes do nothing, as fast as they can."""
-    found = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in found:
-            process.kill()
-            process.wait()
 
 
 async def load(system: System, asked: list[Question], streams: int, minutes: float) -> Outcome:

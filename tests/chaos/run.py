@@ -58,6 +58,7 @@ class Outcome:
     hits: list[Hit] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)
     calm: list[float] = field(default_factory=list)  # the same wait before any fault
+    busy: int = 0  # processes beside it that want a core each
     seconds: float = 0.0
 
     def may_break(self, since: float) -> bool:

@@ -11,15 +11,14 @@ import argparse
 import json
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from benchmarks.other_work import busy
 from examples.train_demo.documented import ANSWERS, EXAMPLE, FUNCTION
 from tests.first_contact.endings import ENDINGS, Terminal, end, server
 from tests.first_contact.install import (
@@ -184,17 +183,6 @@ def try_clients(place: Place, model: str, terminal: Terminal, report: Report) ->
     report.check(f"diffray status shows {model}", status)
     if "dashboard at" in terminal.screen or model != "demo":
         report.check("the dashboard is where serve says", dashboard)
-
-
-@contextmanager
-def busy(count: int) -> Iterator[None]:
-    """Keep the machine busy with so many processes."""
-    with ExitStack() as stack:
-        for _ in range(count):
-            process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-        yield
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ test-processors: $(STAMP)
 	DIFFRAY_TEST_AUTO=float32 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(MAKE) fast
 
 # Kills, stops and overloads a server while clients check every token, for ten minutes or more; then the faults that
-# end a server, each on a new server. A full disk, the last of these, needs root. BUSY=4 runs four busy processes beside it.
+# end a server, each on a new server. A full disk, the last of these, needs root. BUSY=4: beside four busy processes.
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --faults 100 --streams 64 --seed 7 --busy $(or $(BUSY),0) --report build/chaos.html
 	$(BIN)/python -m tests.chaos --terminal --busy $(or $(BUSY),0)

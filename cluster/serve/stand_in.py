@@ -19,7 +19,7 @@ from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.haproxy import STAND_IN
 
 _PERIOD_S = 0.2
-_START_S = 5.0  # for a stand-in to listen, or to end because its ports are taken
+_START_S = 10.0  # for a stand-in to listen, or to end because its ports are taken
 
 
 @contextmanager
@@ -41,16 +41,23 @@ def standing_in(server: Server) -> Iterator[None]:
 
 
 def _watch(folder: Path, address: tuple[str, int], ended: threading.Event) -> None:
-    stand_in: subprocess.Popen[bytes] | None = None
+    starting: subprocess.Popen[bytes] | None = None
+    started: list[subprocess.Popen[bytes]] = []  # they may still finish answers after handing over
     next_start = math.inf  # Serve starts the first HAProxy itself
     while not ended.wait(_PERIOD_S):
         if _is_listening(address):
             next_start = 0
+            if starting is not None:
+                started.append(starting)
+                starting = None
         elif time.monotonic() >= next_start:
-            _end(stand_in, folder)
-            stand_in = _start(folder)
+            _end(starting)
+            starting = _start(folder)
             next_start = time.monotonic() + _START_S
-    _end(stand_in, folder)
+    for stand_in in (*started, starting):
+        _end(stand_in)
+    for note in folder.glob(f"*/{STAND_IN}"):
+        note.unlink()
 
 
 def _is_listening(address: tuple[str, int]) -> bool:
@@ -83,10 +90,8 @@ def _start(folder: Path) -> subprocess.Popen[bytes] | None:
     return None
 
 
-def _end(stand_in: subprocess.Popen[bytes] | None, folder: Path) -> None:
-    """End the stand-in unless it has handed over; until then its shell keeps its pid in use."""
-    for note in folder.glob(f"*/{STAND_IN}"):
-        note.unlink()
+def _end(stand_in: subprocess.Popen[bytes] | None) -> None:
+    """End a stand-in if it has not exited; until then its shell keeps its pid in use."""
     if stand_in is not None and stand_in.stdin:
         stand_in.stdin.close()
         stand_in.wait()

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -341,22 +342,52 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
-def test_where_it_dies_another_stands_in_until_serve_has_started_one(
-    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def haproxies(folder: Path) -> set[int]:
+    """Return the processes of HAProxy with a configuration in this folder."""
+    found = set()
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended by now
+            line = file.read_bytes()
+            if b"bin/haproxy\0" in line and f"\0{folder}".encode() in line:
+                found.add(int(file.parent.name))
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of HAProxy's files, as Serve and the stand-in learn it."""
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
     monkeypatch.setenv("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", str(tmp_path / "haproxy.cfg"))
-    config, note = tmp_path / "node/haproxy.cfg", tmp_path / "node" / proxy.STAND_IN
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_stand_in_finishes_its_answers_even_if_its_successor_dies(
+    port: int, folder: Path
+) -> None:
+    (first,) = haproxies(folder)
+    with stand_in.standing_in(Server(port=port)), ThreadPoolExecutor() as pool:
+        time.sleep(0.5)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: is_answered(port))
+        answer = pool.submit(httpx2.get, f"http://127.0.0.1:{port}/one", timeout=PATIENCE_S)
+        time.sleep(0.3)  # it takes 2.5 s
+        command = [folder / "haproxy", "-db", "-f", folder / "node/haproxy.cfg", "-dR"]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as successor:
+            time.sleep(1)
+            successor.kill()
+        assert answer.result().text == "ok"
+        wait_until(lambda: is_answered(port))
+
+
+@pytest.mark.slow
+def test_where_it_dies_another_stands_in_until_serve_has_started_one(
+    port: int, folder: Path
+) -> None:
+    config, note = folder / "node/haproxy.cfg", folder / "node" / proxy.STAND_IN
 
     def running() -> set[int]:
-        found = set()
-        for file in Path("/proc").glob("[0-9]*/cmdline"):
-            with suppress(OSError):  # it has ended by now
-                line = file.read_bytes()
-                if b"bin/haproxy\0" in line and f"\0{tmp_path}".encode() in line:
-                    found.add(int(file.parent.name))
-        return found
+        return haproxies(folder)
 
     (first,) = running()
     with stand_in.standing_in(Server(port=port)):
@@ -368,7 +399,7 @@ def test_where_it_dies_another_stands_in_until_serve_has_started_one(
         print(f"another answers after {time.monotonic() - begin:.2f} s")
         wait_until(lambda: note.exists() and {int(note.read_text())} == running() - {first})
         serves = subprocess.Popen(
-            [tmp_path / "haproxy", "-db", "-f", config, "-dR"], stderr=subprocess.DEVNULL
+            [folder / "haproxy", "-db", "-f", config, "-dR"], stderr=subprocess.DEVNULL
         )
         try:
             end = time.monotonic() + PATIENCE_S
@@ -386,14 +417,12 @@ def test_where_it_dies_another_stands_in_until_serve_has_started_one(
 
 
 def test_one_that_could_not_listen_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stand_in, "_START_S", 0.5)
-    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
-    monkeypatch.setenv("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", str(tmp_path / "haproxy.cfg"))
-    (tmp_path / "node").mkdir()
-    (tmp_path / "node/haproxy.cfg").touch()
-    command, starts = tmp_path / "haproxy", tmp_path / "starts"
+    (folder / "node").mkdir()
+    (folder / "node/haproxy.cfg").touch()
+    command, starts = folder / "haproxy", folder / "starts"
     command.write_text(f"#!/bin/sh\necho x >> {starts}\n")
     command.chmod(0o700)
     with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as end:

@@ -37,5 +37,5 @@ def _text(name: str, value: object) -> str:
 
 def in_units(num_bytes: int) -> str:
     units = ("B", "KiB", "MiB", "GiB", "TiB")
-    power = min(max(num_bytes, 1).bit_length() // 10, len(units) - 1)
+    power = min((max(num_bytes, 1).bit_length() - 1) // 10, len(units) - 1)
     return f"{num_bytes / 1024**power:.4g} {units[power]}"

@@ -372,7 +372,7 @@ def test_a_stand_in_finishes_its_answers_even_if_its_successor_dies(
         wait_until(lambda: is_answered(port))
         answer = pool.submit(httpx2.get, f"http://127.0.0.1:{port}/one", timeout=PATIENCE_S)
         time.sleep(0.3)  # it takes 2.5 s
-        command = [folder / "haproxy", "-db", "-f", folder / "node/haproxy.cfg", "-dR"]
+        command = [str(folder / "haproxy"), "-db", "-dR", "-f", str(folder / "node/haproxy.cfg")]
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as successor:
             time.sleep(1)
             successor.kill()

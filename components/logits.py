@@ -80,8 +80,33 @@ class Logits:
 
     def best_in(self, automaton: Automaton, class_R: Tensor) -> Tensor:
         """Return each row's best token of its class; forbid other classes, in place."""
+        return self._best_of(self._of_class(automaton, class_R))[1]
+
+    def draw_in(
+        self, automaton: Automaton, class_R: Tensor, key: tuple[Tensor, Tensor, Tensor]
+    ) -> Tensor:
+        """Draw each row's token from its class with one random number; the logits are used up.
+
+        Noise for each token would cost more than all the rest. Weights are integers, so their sums
+        do not depend on the number of ranks.
+        """
+        values_RV = self._of_class(automaton, class_R)
+        peak_R = self.mesh.all_gather(values_RV.amax(1)).amax(0).nan_to_num(neginf=0.0)
+        found, rows = [], rows_at_a_time(values_RV)
+        parts = (part.split(rows) for part in (values_RV, peak_R, noise.uniform(*key)))
+        for values, peak, unit in zip(*parts, strict=True):
+            weight = values.sub_(peak.unsqueeze(1)).exp_().mul_(_PARTS)
+            sums = weight.long().cumsum(1)
+            total = sums[:, -1]
+            sums_W = self.mesh.all_gather(total).cumsum(0)
+            at = (unit * sums_W[-1]).long() - (sums_W[self.mesh.rank] - total)
+            index = torch.searchsorted(sums, at.unsqueeze(1), right=True).squeeze(1)
+            found.append(torch.where((at >= 0) & (at < total), index + self.start, 0))
+        return self.mesh.all_reduce(torch.cat(found))
+
+    def _of_class(self, automaton: Automaton, class_R: Tensor) -> Tensor:
         other_RV = automaton.class_V[self._ids_V] != class_R.unsqueeze(1)
-        return self._best_of(self.values_RV.masked_fill_(other_RV, -torch.inf))[1]
+        return self.values_RV.masked_fill_(other_RV, -torch.inf)
 
     def rows(self, count: int) -> "Logits":
         """Return the first rows, sharing memory."""

@@ -194,7 +194,7 @@ def _choose_together(
     logits: Logits, group: Structured, rows: Rows, block: Block, ids_R: Tensor, mask_token_id: int
 ) -> Tensor:
     """Return the tokens of a group's rows; outside the answer, keep those chosen before."""
-    automaton, entry = group.automaton, group.entry
+    automaton, entry, key = group.automaton, group.entry, None
     if group.draws is None:
         own, mass_NC = logits.some(group.rows_N), None
         _weigh_ends(own, group)
@@ -208,7 +208,6 @@ def _choose_together(
         _weigh_ends(own, group)
         mass_NC = own.of_classes(automaton, drawn=True).double()
         score_NC = mass_NC + _noise_of_classes(automaton, key)
-        own = own.noisy(key)
     ids_GL = block.ids_BL.flatten()[group.cells_GL]
     fixed_GL = (ids_GL != mask_token_id) & entry.valid_BL
 
@@ -227,7 +226,11 @@ def _choose_together(
     mass_GLC = None if mass_NC is None else spread(mass_NC)
     class_GL = fill(spread(score_NC), mass_GLC, automaton, entry)
     places_N = group.places_N
-    found_N = own.best_in(automaton, class_GL.flatten()[places_N])
+    class_N = class_GL.flatten()[places_N]
+    if key is None:
+        found_N = own.best_in(automaton, class_N)
+    else:
+        found_N = own.draw_in(automaton, class_N, key)
     found_N = torch.where(entry.valid_BL.flatten()[places_N], found_N, ids_R[group.rows_N])
     return torch.where(fixed_GL.flatten()[places_N], ids_GL.flatten()[places_N], found_N)
 

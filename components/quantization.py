@@ -92,7 +92,7 @@ def _key(key: str, shown: str) -> str:
         if key not in PARTS:
             near = did_you_mean(key, PARTS)
             raise ValueError(
-                f"quantization is {shown}: there is no part {key!r}{near}; expected one of "
+                f"quantization is {shown}: there is no part {key!r}{near or '.'} Allowed: "
                 f"{', '.join(PARTS)}, or {PATTERN} and a regular expression for modules' names"
             )
         return key
@@ -109,9 +109,10 @@ def _format(name: str, shown: str) -> Format | None:
     if name == NONE:
         return None
     if name not in FORMATS:
+        near = did_you_mean(name, FORMATS)
         raise ValueError(
-            f"quantization is {shown}: there is no format {name!r}{did_you_mean(name, FORMATS)}; "
-            "expected int8, uint8, int4 or uint4, optionally with a group size as in int4_g128, "
+            f"quantization is {shown}: there is no format {name!r}{near or '.'} "
+            "Allowed: int8, uint8, int4 or uint4 (with a group size if wanted, as in int4_g128), "
             f"fp8, w8a8, w8a8_fp8 or {NONE}, or a mapping from parts to formats"
         )
     return FORMATS[name]

@@ -151,8 +151,7 @@ class LoadedAdapters:
 
     def find(self, name: str, field: str = "lora") -> LoRA:
         if name not in self._by_name:
-            known = f"; loaded adapters: {', '.join(self._by_name)}" if self._by_name else ""
-            raise InvalidField(
-                f"no adapter {name!r} is loaded{did_you_mean(name, self._by_name)}{known}", field
-            )
+            near = did_you_mean(name, self._by_name)
+            known = f"Loaded: {', '.join(self._by_name)}" if self._by_name else "Load it first"
+            raise InvalidField(f"no adapter {name!r} is loaded{near or '.'} {known}", field)
         return self._by_name[name]

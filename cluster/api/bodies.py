@@ -113,7 +113,8 @@ class GenerationBody(SharedFields):
     stream_options: StreamOptions | None = Field(None, description="Needs stream: true.")
     return_token_ids: bool = Field(False, description="Return the ids of prompt and answer too.")
     return_trajectory: bool = Field(
-        False, description="Return each token's id, log-probability, and the step it became final."
+        False,
+        description="Return each token's id, its log-probability and the step that made it final.",
     )
 
     @property

@@ -166,7 +166,9 @@ def _engine_families(own: Mapping[str, str], load: Load, limits: Limits) -> Iter
             made.add_metric(values, value)
             yield made
     sizes = GaugeMetricFamily(
-        _PREFIX + "prefix_cache_bytes", "Prefixes that each rank keeps.", labels=[*labels, "tier"]
+        _PREFIX + "prefix_cache_bytes",
+        "Bytes of the prefixes that each rank keeps.",
+        labels=[*labels, "tier"],
     )
     sizes.add_metric([*values, "device"], kept.device_bytes)
     sizes.add_metric([*values, "host"], kept.host_bytes)

@@ -70,7 +70,7 @@ _STREAM: Final = (
 )
 _TYPED_STREAM: Final = (
     "With `stream: true` the answer comes as server-sent events, each named after the `type` of "
-    "its `data`. An error after the first event is the last event."
+    "its `data`. After the first event, an error is the last event."
 )
 ABOUT: Final[dict[str, About]] = {
     "/v1/chat/completions": About(
@@ -155,7 +155,7 @@ ABOUT: Final[dict[str, About]] = {
         "After level 2 the newest weights are reloaded. Needs an operator's key.",
     ),
     IS_SLEEPING: About(
-        _OPERATION, "Say whether it sleeps", "Needs an operator's key.", answers.Sleeping
+        _OPERATION, "Say whether the model sleeps", "Needs an operator's key.", answers.Sleeping
     ),
     LOAD_ADAPTER: About(
         _OPERATION,

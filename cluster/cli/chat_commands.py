@@ -65,7 +65,7 @@ def run_command(talk: Conversation, line: str, out: TextIO) -> Generator[News, N
             return talk.retry()
         case _:
             raise Refused(
-                f"there is no command {name}{did_you_mean(name, _NAMES)}; /help lists them"
+                f"there is no command {name}{did_you_mean(name, _NAMES) or '.'} /help lists them"
             )
     return None
 

@@ -175,5 +175,5 @@ def ports(server: Server) -> Check:
         first = claim_block()
         check_free(server)
     except ValueError as error:
-        return Check("ports", "taken", str(error))
+        return Check("ports", "not usable", str(error))
     return Check("ports", f"{server.port} is free, and {first} to {first + BLOCK - 1} for Ray")

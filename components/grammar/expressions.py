@@ -71,4 +71,5 @@ def _why_not(regex: str, error: ValueError) -> str:
         re.compile(regex)
     except (re.error, RecursionError) as own:
         return f"regex: {own}"
-    return " ".join(str(error).split())[-200:]
+    reason = " ".join(str(error).split())[-200:]
+    return f"regex: it cannot be compiled ({reason}); lookaround and back references are refused"

@@ -31,7 +31,7 @@ with warnings.catch_warnings():
         regex: str | None = Field(None, description="A regular expression for the whole text.")
         choice: tuple[str, ...] | None = Field(None, description="One of these texts.")
         grammar: str | None = Field(
-            None, description="A context-free grammar in GBNF; `root` is its first rule."
+            None, description="A context-free grammar in GBNF that starts at the rule `root`."
         )
         tool_calls: ToolCalls | None = Field(None, description="Calls of these functions.")
 

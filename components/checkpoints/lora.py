@@ -82,8 +82,8 @@ class Adapter:
         if part is None:
             modules = [name.removesuffix(".weight") for name in parts if name.endswith(".weight")]
             raise CheckpointError(
-                f"{self.path} adapts {module}, which this model does not have"
-                f"{did_you_mean(module, modules)}; it was trained on another model"
+                f"{self.path} was trained on another model: it adapts {module}, which this model "
+                f"does not have{did_you_mean(module, modules)}"
             )
         if not _is_adaptable(part):
             raise CheckpointError(

@@ -113,7 +113,7 @@ class Sampling:
 @record("Request")
 class Answer(Sampling):
     max_tokens: int | None = flag(help="The most tokens to generate.")
-    seed: int | None = flag(help="The seed of sampling; default: another one each time.")
+    seed: int | None = flag(help="The seed of sampling; default: a new one each time.")
     stop: list[str] | None = flag(help="Stop before any of these texts; repeatable.")
 
 

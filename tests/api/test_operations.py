@@ -113,7 +113,7 @@ def test_new_weights_from_a_folder(http: httpx2.Client, folders: list[str]) -> N
     assert after[1] == version(http) == "step 1"
     assert "diffray:num_weight_updates_total" in http.get("/metrics").text
     again = http.post(UPDATE, json={"model_path": new, "weight_version": "step 1"})
-    assert "version step 1 already" in refused(again, 400)["message"]
+    assert "already have version step 1" in refused(again, 400)["message"]
     back = http.post(UPDATE, json={"model_path": old, "model": "tiny", "in_flight": "restart"})
     assert back.json()["weight_version"] == version(http) == "2"
     assert written(http) == (before[0], "2")

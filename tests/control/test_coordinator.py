@@ -228,7 +228,7 @@ def test_what_is_new_is_refused_while_a_restart_takes_too_long(
             await asyncio.sleep(0.001)
         refusal = await world.coordinator.submit(asked(2), Footprint(1, 1), 0, None)
         assert refusal is not None and refusal.error is EngineFailed
-        assert "not be started" in refusal.reason
+        assert "not be restarted" in refusal.reason
         await world.ask(1, 3)  # it is known already
         world.loads.set()
         await world.until(finished(0, 1))

@@ -124,7 +124,7 @@ def test_all_replicas_get_new_weights_and_later_ones_the_newest() -> None:
         assert await late.catch_up() == ""
         assert found.engines[-1].made == made[-1:]
         assert await late.catch_up() == "" and len(found.engines[-1].made) == 1
-        with pytest.raises(ValueError, match="version 3 already"):
+        with pytest.raises(ValueError, match="already have version 3"):
             await late.update_weights("/d", version="3")
 
     asyncio.run(story())

@@ -576,7 +576,9 @@ def test_a_lost_door_comes_back_and_no_model_is_touched(served: ServeProcess) ->
             break
         assert answer.status_code in (502, 503) and time.monotonic() < end, answer.text
         time.sleep(0.2)
-    assert {model: replicas_of(served, model) for model in MODELS} == before
+    for model, replicas in before.items():  # one that was added for load may end meanwhile
+        left = replicas_of(served, model)
+        assert left and set(left) <= set(replicas)
 
 
 @pytest.mark.long

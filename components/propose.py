@@ -206,8 +206,9 @@ def _choose_together(
         draws = group.draws._replace(temperature_Q=temperature_Q)
         own = logits.filtered(*draws, left_out=LEFT_OUT)
         _weigh_ends(own, group)
-        mass_NC = own.of_classes(automaton, drawn=True)
-        score_NC = mass_NC + _noise_of_classes(automaton, key).to(mass_NC)
+        # Sums over a block, in which filters leave -1e4 a position: float32 would not be exact.
+        mass_NC = own.of_classes(automaton, drawn=True).double()
+        score_NC = mass_NC + _noise_of_classes(automaton, key)
     ids_GL = block.ids_BL.flatten()[group.cells_GL]
     fixed_GL = (ids_GL != mask_token_id) & entry.valid_BL
 

@@ -4,19 +4,20 @@
     python -m benchmarks.speculation --threads 1 --cpu-time --block-lengths 4 32 -- /tmp/llada-100m
     python -m benchmarks.speculation --cpu-time --batches 1 2 4 8 --only static -- /tmp/sdar-20m
 
-A demo model answers its examples, as chats and to their end; another checkpoint continues random
-ids. The table compares forwards, times and tokens. Speculation does not change tokens; the branches
-of `lopa` do.
+A demo model answers its examples, or with `--requests` held-out questions, as chats and to their
+end; another checkpoint continues random ids. The table compares forwards, times and tokens.
+Speculation does not change tokens; the branches of `lopa` do.
 """
 
 from collections.abc import Callable
-from itertools import cycle, islice, product
+from itertools import chain, cycle, islice, product
 from typing import Any
 
 from benchmarks import paired
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.bench.datasets import random_ids
 from diffray.components.checkpoints.demos import DEMOS, examples
+from examples.train_demo.tasks import chat, held_out_items
 
 TOKENS = 64
 Diffusion = dict[str, Any]
@@ -48,7 +49,8 @@ def _static(steps: int) -> Diffusion:
 def main() -> None:
     parser = paired.parser(__doc__, turns=3)
     parser.add_argument("checkpoints", nargs="+")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1], help="requests at once")
+    parser.add_argument("--requests", type=int, help="requests in a turn; default: one batch")
     parser.add_argument("--block-lengths", type=int, nargs="+", default=[32])
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--drafts", type=int, default=4)
@@ -64,11 +66,16 @@ def main() -> None:
         with DiffusionLLM(
             checkpoint, dtype="float32", max_num_seqs=batch, draft_overhead=args.draft_overhead
         ) as llm:
-            prompts: Any = random_ids(llm, batch, 32, args.seed)
+            number = args.requests or batch
+            prompts: Any = random_ids(llm, number, 32, args.seed)
             if checkpoint in DEMOS:
                 assert llm.tokenizer is not None
-                chats = [[{"role": "user", "content": text}] for text in examples(checkpoint)]
-                prompts = list(islice(cycle(map(llm.tokenizer.encode_chat, chats)), batch))
+                texts = islice(cycle(examples(checkpoint)), number)
+                chats: Any = [[{"role": "user", "content": text}] for text in texts]
+                if args.requests:
+                    chats = map(chat, held_out_items(number, args.seed))
+                prompts = list(map(llm.tokenizer.encode_chat, chats))
+            groups = [prompts[first : first + batch] for first in range(0, number, batch)]
             asked = SamplingParams(
                 max_tokens=TOKENS,
                 temperature=args.temperature,
@@ -86,13 +93,13 @@ def main() -> None:
                         )
                         for policy in pair
                     ]
-                    found = compare(llm, prompts, own, args.repeats, clock)
+                    found = compare(llm, groups, own, args.repeats, clock)
                     print(paired.row(checkpoint, batch, length, name, *found), flush=True)
 
 
 def compare(
     llm: DiffusionLLM,
-    prompts: Any,
+    groups: list[Any],
     pair: list[SamplingParams],
     turns: int,
     clock: paired.Clock,
@@ -100,7 +107,12 @@ def compare(
     """Return the last cells of a row: forwards, their ratio, the speedup, equal answers."""
 
     def contender(params: SamplingParams) -> Callable[[int], paired.Turn]:
-        return clock.timed(lambda _: paired.generate(llm, prompts, [params] * len(prompts)))
+        def act(_: int) -> paired.Answers:
+            found = [paired.generate(llm, group, [params] * len(group)) for group in groups]
+            rows, forwards = (list(chain.from_iterable(each)) for each in zip(*found, strict=True))
+            return paired.Answers(rows, forwards)
+
+        return clock.timed(act)
 
     contenders = dict(zip(("plain", "copies"), map(contender, pair), strict=True))
     plain, copies = paired.take_turns(contenders, turns).values()

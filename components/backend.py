@@ -19,7 +19,7 @@ DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in 
 
 _WEIGHTS_PER_THREAD = 8_000_000
 _OVERHEAD_OF_GPU = 256  # positions; not measured
-_OVERHEAD_OF_CALLS = 480_000_000  # positions times weights
+_OVERHEAD_OF_CALLS = 900_000_000  # positions times weights
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # the numbers of malloc.h
 _KEPT = 64 << 20  # bytes kept at the end of the heap
 _CACHED = 1 << 18  # numbers that a core's cache holds
@@ -250,8 +250,8 @@ def overhead_positions(device: torch.device, weights: int) -> int:
 
     A GPU reads its weights in that time. A CPU multiplies about as fast as it reads, so the fixed
     time is that of the calls. On two cores with 100 M weights, 8 blocks of 4 positions took 4 times
-    as long as one; with the 3.5 M of earlier demo models, a block of 32 took as long as 110 to 140
-    more positions.
+    as long as one. With the 3.6 M of the demo models any number from 140 to 280 takes the same
+    time, so it is near the upper end, which saves the most forwards (docs/benchmarks.md).
     """
     if device.type == "cuda":
         return _OVERHEAD_OF_GPU

@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks.golden import EOS, MASK, MASKED, params_of
 from diffray import DiffusionLLM, SamplingParams
-from diffray.components.checkpoints.demos import examples
 from diffray.components.config import InvalidField
 from diffray.components.speculation import Chance
 from diffray.workers.messages import Request, Resume, Update
+from examples.train_demo.tasks import chat, held_out_items
 from tests.helpers.paths import GOLDEN
 from tests.helpers.speculating import draw_requests, run_all, speculating, texts
 from tests.helpers.toy import ToyModel, prompt_of, toy_engine
@@ -123,11 +123,11 @@ def test_golden_cases_have_the_same_tokens(checkpoint: str, file: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["demo", "demo-llada2"])
 def test_fixed_steps_take_two_thirds_of_the_forwards(model: str) -> None:
-    """One position for each step, three examples, drafts as if a forward's positions were free."""
-    chats = [[{"role": "user", "content": text}] for text in examples(model)]
+    """One position for each step, held-out questions, the drafts that are run by default."""
+    chats = list(map(chat, held_out_items(8, seed=1)))
     policy: dict[str, Any] = {"decoder": {"kind": "fixed", "steps": 64}, "block_length": 32}
     found = []
-    with DiffusionLLM(model, dtype="float32", draft_overhead=10_000) as llm:
+    with DiffusionLLM(model, dtype="float32") as llm:
         for more in ({}, VERIFY):
             params = SamplingParams(max_tokens=64, diffusion=policy | more)
             outputs = [llm.chat(chat, params, use_tqdm=False)[0] for chat in chats]

@@ -3,16 +3,17 @@
     python -m benchmarks.host_time
     python -m benchmarks.host_time --rows 1 32 --cache exact
     python -m benchmarks.host_time --block 4 --steps-per-block 2
-    python -m benchmarks.host_time --checkpoint /tmp/sdar-20m --block 4 --threshold 0.9
+    python -m benchmarks.host_time --checkpoint /tmp/sdar-20m --block 4 --threshold 0.9 --steps 8
 
 The model is a toy, so ignore its forward: the rest is the engine's own work, the same for a model
 of any size. The forward of a checkpoint, head included, shows that work's share of the time. A
 round has three parts. *Before* the forward, the engine admits, plans and lays out windows; *beside*
 it are the choice of tokens and the canvases, which a GPU receives while it still runs the forward;
 *after* it, the outcome has arrived and becomes updates. Before and after, a GPU is idle. Figures
-are CPU time, the mean over all rounds of one step. With --recorded the windows fill the tensors of
-recordings, as with CUDA graphs, and a function call stands in for a replay. With --threshold
-requests denoise by SDAR's rule, which is static if the threshold is 1.
+are CPU time, the mean over all rounds, each of at most --steps steps; what comes between the steps
+of one round counts as after. With --recorded the windows fill the tensors of recordings, as with
+CUDA graphs, and a function call stands in for a replay. With --threshold requests denoise by SDAR's
+rule, which is static if the threshold is 1.
 """
 
 import argparse
@@ -53,6 +54,7 @@ def host_seconds(
     steps_per_block: int | None = None,
     threshold: float | None = None,
     checkpoint: str | None = None,
+    steps: int = 1,
 ) -> tuple[int, dict[str, float]]:
     """Run `rows` requests together, twice; return the second run's rounds and seconds by part."""
     shape = TOY["toy-grouped" if cache == "exact" else "toy-dense"]
@@ -69,16 +71,16 @@ def host_seconds(
         engine.graphs = Graphs(model, engine.kv, engine.slots, buckets, lambda work: work)
     for run in range(2):
         # Blocks end at different steps, as they do under a threshold.
-        steps = [max_tokens // block * (steps_per_block or 5 + row % 4) for row in range(rows)]
+        pace = [max_tokens // block * (steps_per_block or 5 + row % 4) for row in range(rows)]
         requests = [
-            scripted(run * rows + row, shape, prompt, max_tokens, steps[row], block, cache)
+            scripted(run * rows + row, shape, prompt, max_tokens, pace[row], block, cache)
             for row in range(rows)
         ]
         if threshold is not None:
             decoder = Threshold(threshold=threshold, steps_per_block=steps_per_block)
             requests = [_with(request, decoder) for request in requests]
         with watched() as seconds:
-            rounds = len(list(run_to_the_end(engine, requests)))
+            rounds = len(list(run_to_the_end(engine, requests, steps)))
     return rounds, seconds
 
 
@@ -130,6 +132,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=BLOCK, help="positions of a block")
     parser.add_argument("--steps-per-block", type=int, help="default: 5 to 8")
     parser.add_argument("--threshold", type=float, help="accept all above it and a step's share")
+    parser.add_argument("--steps", type=int, default=1, help="of a round, at most")
     parser.add_argument("--recorded", action="store_true")
     parser.add_argument("--checkpoint", help="its folder; default: a toy")
     args = parser.parse_args()
@@ -137,7 +140,7 @@ def main() -> None:
     heads = *PARTS, "idle", "forward"
     print("rows rounds" + "".join(f"{part:>9}" for part in heads) + " ms; a token: rounds  host us")
     for rows in args.rows:
-        pace = args.block, args.steps_per_block, args.threshold, args.checkpoint
+        pace = args.block, args.steps_per_block, args.threshold, args.checkpoint, args.steps
         rounds, seconds = host_seconds(rows, args.cache, args.recorded, args.max_tokens, *pace)
         ms = [seconds[part] / rounds * 1e3 for part in (*PARTS, "forward")]
         ms.insert(3, ms[0] + ms[2])

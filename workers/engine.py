@@ -60,6 +60,7 @@ class Engine:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of admission
         self._batch_plan: BatchPlan | None = None  # the current plan; None if it is no longer valid
+        self._unreported: dict[int, Update] = {}  # of an interrupted round
         self.preemptions = self.forwards = self.tokens = 0  # since the start
 
     @property
@@ -97,6 +98,7 @@ class Engine:
 
     def cancel(self, uid: int) -> None:
         """Drop a request and free what it holds; do nothing if it has already ended."""
+        self._unreported.pop(uid, None)
         for sequence in self.running:
             if sequence.uid == uid:
                 self._release(sequence)
@@ -117,12 +119,27 @@ class Engine:
     def step(self, steps: int = 1) -> list[Update]:
         """Run one round of at most `steps` denoising steps; report the tokens that became final.
 
-        The round is shorter if a block may finish sooner, because finished rows would only wait.
+        Blocks may end and begin in it. It is shorter if a request ends, for another to follow.
         """
+        end, found = self.forwards + steps, self._unreported
         with at_most_threads(self.most_threads):
-            return self._step(steps)
+            while (before := self.forwards) < end:
+                updates = self._run_ahead(end - before)
+                for update in updates:
+                    if update.uid in found:
+                        found[update.uid].extend(update)
+                    else:
+                        found[update.uid] = update
+                if self.forwards == before or any(update.finish_reason for update in updates):
+                    break
+        self._unreported = {}
+        return list(found.values())
 
-    def _step(self, steps: int) -> list[Update]:
+    def _run_ahead(self, steps: int) -> list[Update]:
+        """Run at most `steps` steps before looking at their results.
+
+        There are fewer if a block may end sooner, because finished rows would only wait.
+        """
         self._admit()
         if not self.running:
             return []

@@ -137,7 +137,10 @@ class EngineOptions(Config):
         "block-causal.",
     )
     steps_per_round: int = Field(
-        1, ge=1, description="The most denoising steps to run before looking at the result."
+        1,
+        ge=1,
+        description="The most denoising steps of a round, which may span several short blocks. "
+        "Requests join, and tokens are reported, between rounds.",
     )
     draft_overhead: int | None = Field(
         None,

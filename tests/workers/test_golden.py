@@ -118,7 +118,7 @@ def test_a_difference_is_reported_and_ends_with_1(
 def test_rounds_of_several_steps_waste_next_to_no_forward(
     batch: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round ends before any block is likely to end: no row idles, and tokens are the same."""
+    """It looks at results before any block is likely to end: no row idles."""
     rounds, step = [0], Engine.step
 
     def counted(engine: Engine, steps: int = 1) -> list[Update]:
@@ -141,5 +141,4 @@ def test_rounds_of_several_steps_waste_next_to_no_forward(
     assert unrolled_tokens == tokens
     assert unrolled <= 1.01 * forwards
     assert rounds[-2] == forwards
-    if batch == 1:  # of several, one is nearly always close to the end of a block
-        assert rounds[-1] < 0.6 * unrolled, rounds
+    assert rounds[-1] < 0.3 * unrolled, rounds

@@ -65,11 +65,12 @@ def llm() -> DiffusionLLM:
     return DiffusionLLM(str(GOLDEN / "llada"), dtype="float64", **options)  # type: ignore[arg-type]
 
 
-def test_after_an_interrupt_anywhere_the_next_call_works(llm: DiffusionLLM) -> None:
+@pytest.mark.parametrize("places", [12, pytest.param(60, marks=pytest.mark.long)])
+def test_after_an_interrupt_anywhere_the_next_call_works(llm: DiffusionLLM, places: int) -> None:
     expected, pages = tokens(llm), llm.engine.kv.num_free
     with Interrupts(at=-1) as whole:
         tokens(llm)
-    for at in range(1, whole.lines + 1, max(whole.lines // 40, 1)):
+    for at in range(1, whole.lines + 1, max(whole.lines // places, 1)):
         with only_new():
             with pytest.raises(KeyboardInterrupt), Interrupts(at):
                 tokens(llm)

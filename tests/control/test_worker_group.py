@@ -254,6 +254,7 @@ def test_a_shared_prefix_takes_its_pages_once_behind_a_coordinator() -> None:
     assert asyncio.run(run()) == 4
 
 
+@pytest.mark.long
 def test_a_killed_rank_takes_the_host_s_prefixes_along_and_no_token() -> None:
     """Four prompts of 20 pages each, where 40 are."""
     asked = [[1 + (7 * at + number) % 200 for at in range(320)] for number in range(4)]

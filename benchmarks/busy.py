@@ -3,9 +3,10 @@
 The systems are the engine in process, one server, and two replicas, each started once for every
 setting. The settings take turns, on the machine as it is and beside processes that keep every core
 busy. "plain" is the C library's own waiting (300,000 polls for work) with a thread for each core in
-every rank; "now" is the package's default. `--spins` adds other numbers of polls, with as many
-threads; `--model` measures another checkpoint, only in process. The table has tokens per second,
-their ratio to "plain" (the median over turns), and all processes' CPU seconds per 1,000 tokens.
+every rank; "now" is the package's default, which tries numbers of threads; "1 thread" has that.
+`--spins` adds other numbers of polls, with as many threads as cores; `--model` measures another
+checkpoint, only in process. The table has tokens per second, their ratio to "plain" (the median
+over turns), and all processes' CPU seconds per 1,000 tokens.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from diffray.cluster.cli.bench.datasets import random_ids
 from diffray.components.container import usable_cores
 
 TOKENS = 32
+WARM_S = 5  # of the turn that does not count, for the engine to find its number of threads
 REQUESTS = {1: 4, 8: 16}  # per turn, by the number in flight
 TICKS = os.sysconf("SC_CLK_TCK")
 LABELS = {"engine": "engine", "1": "one server", "2": "two replicas"}
@@ -125,7 +127,14 @@ def measure(system: str, beside: str, runs: dict[str, Run], turns: int) -> None:
     """Let the settings of a system take turns, and print their rows; ratios are to the first."""
 
     def contender(run: Run) -> Callable[[int], dict[int, Turn]]:
-        return lambda _: {at_once: run(at_once) for at_once in REQUESTS}
+        def act(number: int) -> dict[int, Turn]:
+            end = time.monotonic() + (0 if number else WARM_S)
+            while True:
+                turns = {at_once: run(at_once) for at_once in REQUESTS}
+                if time.monotonic() >= end:
+                    return turns
+
+        return act
 
     found = paired.take_turns({name: contender(run) for name, run in runs.items()}, turns)
     for at_once in REQUESTS:
@@ -151,7 +160,7 @@ def main() -> None:
     cores = usable_cores()
     settings = [Setting("plain", 300_000, cores)]
     settings += [Setting(f"{spins} spins", spins, cores) for spins in args.spins]
-    settings += [Setting("now")]
+    settings += [Setting("1 thread", threads=1), Setting("now")]
     systems = args.systems or (list(LABELS) if args.model == "demo" else ["engine"])
     print(f"{cores} cores, load {os.getloadavg()[0]:.1f}; {args.turns} turns", flush=True)
     columns = ("system", "beside", "at once", "setting", "tokens/s", "ratio")

@@ -237,7 +237,7 @@ def use_threads(count: int | None = None) -> None:
 
 
 def threads_for(weights: int) -> int:
-    """Return how many threads a step of a model with this many weights can keep busy.
+    """Return how many threads to begin with for a model with this many weights.
 
     With more threads, each operation is so short that they wait for each other longer than they
     work, and much longer if other processes use the cores.
@@ -256,20 +256,6 @@ def overhead_positions(device: torch.device, weights: int) -> int:
     if device.type == "cuda":
         return _OVERHEAD_OF_GPU
     return 1 + _OVERHEAD_OF_CALLS // max(weights, 1)
-
-
-@contextmanager
-def at_most_threads(most: int | None) -> Iterator[None]:
-    """Limit torch's threads within the block; None: no limit."""
-    before = torch.get_num_threads()
-    if most is None or before <= most:
-        yield
-        return
-    torch.set_num_threads(most)  # setting it takes half a microsecond
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def rows_at_a_time(values_RV: Tensor) -> int:

@@ -5,6 +5,7 @@ Letters: B sequences that denoise, T packed tokens, R rows of the head, H hidden
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from diffray.workers.layout import Layout, Span, spans_of
 from diffray.workers.outcome import Outcome
 from diffray.workers.request_rows import HeadPlan, Softened, plan_head
 from diffray.workers.slots import Slots
+from diffray.workers.threads import Threads
 from diffray.workers.verification import rows_of
 
 _SOFT_ROWS = 256  # whose probabilities over the vocabulary are in memory at a time
@@ -66,7 +68,9 @@ class BatchPlan:
         mesh: Mesh,
         drafting: Drafting,
         graphs: Graphs | None = None,
+        threads: Threads | None = None,
     ) -> None:
+        self.threads = threads
         self.sequences, self.drafting = sequences, drafting
         self.rows = rows_of(sequences)
         self.model, self.kv, self.slots, self.mesh = model, kv, slots, mesh
@@ -92,14 +96,15 @@ class BatchPlan:
             self._head = None  # fewer positions are masked now, or more are needed
         self._first_only = first_only
         self._place(step, chunks)
-        hidden_TH = self._hidden()
-        # The device has only started on that; the host plans the rest meanwhile.
-        if not self.sequences:
-            return
-        if self._blocks is None:
-            self._blocks = BatchState(self.sequences, self.slots, self.kv.kernels)
-        block = self._blocks.now(step, first_only)
-        self._choose(hidden_TH, self._blocks, block, step)
+        with self._threads():
+            hidden_TH = self._hidden()
+            # The device has only started on that; the host plans the rest meanwhile.
+            if not self.sequences:
+                return
+            if self._blocks is None:
+                self._blocks = BatchState(self.sequences, self.slots, self.kv.kernels)
+            block = self._blocks.now(step, first_only)
+            self._choose(hidden_TH, self._blocks, block, step)
         for sequence, only in zip(self.sequences, first_only, strict=False):
             for draft in sequence.drafts:
                 draft.ready = not only  # one position alone does not show what would follow
@@ -116,6 +121,11 @@ class BatchPlan:
         """Save what unfinished blocks need under the next plan."""
         if self._blocks is not None:
             self._blocks.keep()
+
+    def _threads(self) -> AbstractContextManager[None]:
+        if self.threads is None:
+            return nullcontext()
+        return self.threads.forward(len(self._layout.batch.cells_T))
 
     def _hidden(self) -> Tensor:
         """Run the model on the windows of the canvases, or replay a recording of that."""

@@ -10,7 +10,6 @@ from collections.abc import Sequence as Items
 
 import torch
 
-from diffray.components.backend import at_most_threads
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.model import Model
@@ -27,6 +26,7 @@ from diffray.workers.outcome import Outcome
 from diffray.workers.prefix_memory import prefix_stats
 from diffray.workers.report import report
 from diffray.workers.slots import Slots
+from diffray.workers.threads import Threads
 from diffray.workers.upkeep import FIXED, Upkeep
 
 
@@ -43,7 +43,7 @@ class Engine:
         mesh: Mesh | None = None,
         chunk: int = 512,
         graphs: Graphs | None = None,
-        most_threads: int | None = None,
+        threads: Threads | None = None,
         draft_overhead: int = 256,
         upkeep: Upkeep | None = None,
     ) -> None:
@@ -52,7 +52,7 @@ class Engine:
         self.eos_token_ids = tuple(eos_token_ids)
         self.chunk = chunk
         self.graphs = graphs  # recorded steps; None: every step is launched
-        self.most_threads = most_threads  # per step; None: torch's number
+        self.threads = threads  # None: torch's number
         most_windows = None if graphs is None else slots.num_slots
         self.upkeep = upkeep  # None: its weights cannot be replaced
         self.adapters: Adapters | None = None  # None: adapters are not supported
@@ -122,16 +122,15 @@ class Engine:
         Blocks may end and begin in it. It is shorter if a request ends, for another to follow.
         """
         end, found = self.forwards + steps, self._unreported
-        with at_most_threads(self.most_threads):
-            while (before := self.forwards) < end:
-                updates = self._run_ahead(end - before)
-                for update in updates:
-                    if update.uid in found:
-                        found[update.uid].extend(update)
-                    else:
-                        found[update.uid] = update
-                if self.forwards == before or any(update.finish_reason for update in updates):
-                    break
+        while (before := self.forwards) < end:
+            updates = self._run_ahead(end - before)
+            for update in updates:
+                if update.uid in found:
+                    found[update.uid].extend(update)
+                else:
+                    found[update.uid] = update
+            if self.forwards == before or any(update.finish_reason for update in updates):
+                break
         self._unreported = {}
         return list(found.values())
 
@@ -224,8 +223,9 @@ class Engine:
         if changed or self._batch_plan is None or self._batch_plan.sequences != denoising:
             self._replan()
             self._batch_plan = BatchPlan(
-                denoising, self.model, self.kv, self.slots, self.mesh, self.drafting, self.graphs
-            )
+                denoising, self.model, self.kv, self.slots, self.mesh, self.drafting,
+                self.graphs, self.threads,
+            )  # fmt: skip
         return self._batch_plan
 
     def _replan(self) -> None:

@@ -33,6 +33,7 @@ from diffray.workers.prefix_memory import host_pages_for, settle_host
 from diffray.workers.sleeper import Sleeper
 from diffray.workers.slots import Slots
 from diffray.workers.text import Tokenizer
+from diffray.workers.threads import Threads
 from diffray.workers.upkeep import Upkeep
 
 _SHARE_FOR_KV = 0.5  # of the memory that is free once the weights are loaded
@@ -174,9 +175,16 @@ def engine_of(
         mesh=mesh,
         chunk=setup.chunk,
         graphs=graphs,
-        most_threads=None if setup.cpu_threads is not None else threads_for(weights),
+        threads=None if setup.cpu_threads is not None else _threads(loaded.device, weights),
         draft_overhead=overhead if setup.draft_overhead is None else setup.draft_overhead,
     )
+
+
+def _threads(device: torch.device, weights: int) -> Threads | None:
+    most = torch.get_num_threads()
+    if device.type != "cpu" or most == 1:
+        return None
+    return Threads(threads_for(weights), most, overhead_positions(device, weights))
 
 
 def _pool(model: Denoiser, setup: EngineOptions, num_pages: int) -> KVPool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.serve.app_config import app_config
 from diffray.cluster.serve.deployment import threads_of_ranks
-from diffray.components.backend import at_most_threads, threads_for, use_threads
+from diffray.components.backend import threads_for, use_threads
 from diffray.components.container import usable_cores
 from diffray.components.denoiser import Denoiser
 from tests.helpers.paths import GOLDEN
@@ -70,21 +70,13 @@ def test_torch_takes_no_more_threads_than_may_run() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("many_threads")
-def test_a_limit_holds_for_a_while_and_never_raises() -> None:
-    for most, expected in ((None, 3), (2, 2), (3, 3), (16, 3)):
-        with at_most_threads(most):
-            assert torch.get_num_threads() == expected
-        assert torch.get_num_threads() == 3
-
-
-def test_large_models_use_all_threads() -> None:
+def test_large_models_begin_with_all_threads() -> None:
     assert [threads_for(weights) for weights in (0, 10**6, 20 * 10**6, 10**9)] == [1, 1, 2, 125]
 
 
 @pytest.mark.usefixtures("many_threads")
 @pytest.mark.parametrize(("wish", "expected"), [(None, 1), (2, 2)])
-def test_a_small_model_uses_one_thread_unless_told(
+def test_a_small_model_begins_with_one_thread_unless_told(
     wish: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: set[int] = set()

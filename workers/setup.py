@@ -175,16 +175,21 @@ def engine_of(
         mesh=mesh,
         chunk=setup.chunk,
         graphs=graphs,
-        threads=None if setup.cpu_threads is not None else _threads(loaded.device, weights),
+        threads=None if setup.cpu_threads is not None else _threads(loaded, mesh),
         draft_overhead=overhead if setup.draft_overhead is None else setup.draft_overhead,
     )
 
 
-def _threads(device: torch.device, weights: int) -> Threads | None:
+def _threads(model: Denoiser, mesh: Mesh) -> Threads | None:
+    """Return what chooses the number of threads, or set it: all ranks must round sums alike."""
     most = torch.get_num_threads()
-    if device.type != "cpu" or most == 1:
+    if model.device.type != "cpu" or most == 1:
         return None
-    return Threads(threads_for(weights), most, overhead_positions(device, weights))
+    start = min(threads_for(model.num_weights), most)
+    if mesh.size > 1:
+        use_threads(start)
+        return None
+    return Threads(start, most, overhead_positions(model.device, model.num_weights))
 
 
 def _pool(model: Denoiser, setup: EngineOptions, num_pages: int) -> KVPool:

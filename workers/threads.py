@@ -85,7 +85,7 @@ class Threads:
         overhead: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.start, self.most, self.overhead, self.clock = min(start, most), most, overhead, clock
+        self.start, self.most, self.overhead, self.clock = start, most, overhead, clock
         self.paces: dict[int, Pace] = {}  # by the size's number of bits
 
     @contextmanager

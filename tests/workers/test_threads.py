@@ -50,13 +50,13 @@ def threads_of_torch() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("start", [1, 4, 100])
+@pytest.mark.parametrize("start", [1, 4, 8])
 @pytest.mark.parametrize(("speed", "best"), [(idle, 8), (busy, 1), (small, 2)])
 def test_it_finds_the_fastest_number_and_hardly_leaves_it(
     start: int, speed: Speed, best: int
 ) -> None:
     machine = Machine(start, speed)
-    assert machine.run(1) == [min(start, MOST)]
+    assert machine.run(1) == [start]
     machine.run(100)
     used = machine.run(5000)
     assert used.count(best) > 0.98 * len(used)

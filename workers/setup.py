@@ -182,10 +182,10 @@ def engine_of(
 
 def _threads(model: Denoiser, mesh: Mesh) -> Threads | None:
     """Return what chooses the number of threads, or set it: all ranks must round sums alike."""
-    most = torch.get_num_threads()
-    if model.device.type != "cpu" or most == 1:
+    if model.device.type != "cpu":
         return None
-    start = min(threads_for(model.num_weights), most)
+    most = torch.get_num_threads()
+    start = mesh.smallest("threads", min(threads_for(model.num_weights), most))
     if mesh.size > 1:
         use_threads(start)
         return None

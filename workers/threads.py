@@ -15,12 +15,13 @@ from typing import Final
 
 import torch
 
-_SAMPLE: Final = 8  # forwards that are compared, at most ...
+_SAMPLE: Final = 8  # forwards that are compared with as many, at most ...
 _FEW: Final = 3  # ... and at least
 _GAIN: Final = 0.97  # of the time, or less: then another number is better
 _SOON: Final = 8  # forwards between trials, at least ...
 _LATE: Final = 2048  # ... and at most
-_CHANGED: Final = 1.5  # times as fast or as slow: then the load of the machine has changed
+_CHANGED: Final = 1.5  # times as fast or as slow: then the load of the machine may have changed
+_REST: Final = 64  # forwards after a trial in which such a change begins no other
 
 
 @dataclass(slots=True)
@@ -29,29 +30,36 @@ class Pace:
 
     threads: int
     most: int
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLE))
-    usual: float = 0.0  # after the last trial; 0: there was none
-    trial: int = 0  # the number that is tried now, or 0
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=_FEW))
+    usual: float = 0.0  # in the last trial; 0: there was none
+    trial: int = 0  # the number that takes turns with `threads` now, or 0
     tried: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)  # with `threads`, in turn
     up: bool = True  # whether the next trial has more threads
-    wait: int = _SOON
-    left: int = _SOON  # forwards until the next trial
+    wait: int = _SOON  # forwards between the last trial and the next
+    since: int = 0  # forwards since the last trial
+
+    @property
+    def now(self) -> int:
+        """The number for the next forward."""
+        return self.trial if self.trial and len(self.tried) <= len(self.kept) else self.threads
 
     def note(self, seconds: float) -> None:
         if self.trial:
-            self.tried.append(seconds)
-            hopeless = min(self.tried) > mean(self.recent) * _CHANGED
-            if len(self.tried) >= (_FEW if hopeless else _SAMPLE):
-                self._decide()
+            (self.tried if self.now == self.trial else self.kept).append(seconds)
+            if len(self.tried) == len(self.kept):
+                self._compare()
             return
-        self.recent.append(seconds)
-        self.left -= 1
-        latest = list(self.recent)[-_FEW:]
-        slower = min(latest) > self.usual * _CHANGED
-        if self.usual and (slower or max(latest) < self.usual / _CHANGED):
-            self.recent = deque(latest, _SAMPLE)  # the others were under another load
-            self.wait, self.left, self.up = _SOON, 0, not slower
-        if self.left <= 0 and len(latest) == _FEW:
+        self.latest.append(seconds)
+        self.since += 1
+        if len(self.latest) < _FEW:
+            return
+        slower = min(self.latest) > self.usual * _CHANGED
+        changed = slower or max(self.latest) < self.usual / _CHANGED
+        if self.usual and changed and self.since >= _REST:
+            self.up = not slower
+            self.trial = self._other()
+        elif self.since >= self.wait:
             self.trial = self._other()
 
     def _other(self) -> int:
@@ -61,15 +69,21 @@ class Pace:
             self.up = not self.up
         return more if self.up else fewer
 
-    def _decide(self) -> None:
-        if mean(self.tried) < mean(self.recent) * _GAIN:
-            self.threads, self.wait = self.trial, _SOON
-            self.recent.extend(self.tried)
+    def _compare(self) -> None:
+        """End the trial if enough is known; the first forwards compile, and do not count."""
+        tried, kept = self.tried[1:], self.kept[1:]
+        if len(tried) < _FEW:
+            return
+        clear = min(tried) > max(kept) * _CHANGED or min(kept) > max(tried) * _CHANGED
+        if len(tried) < _SAMPLE and not clear:
+            return
+        if mean(tried) < mean(kept) * _GAIN:
+            self.threads, self.wait, self.usual = self.trial, _SOON, mean(tried)
         else:
-            self.wait = min(self.wait * 4, _LATE)
-            self.up = not self.up
-        self.trial, self.left, self.usual = 0, self.wait, mean(self.recent)
-        self.tried.clear()
+            self.up, self.wait, self.usual = not self.up, min(self.wait * 4, _LATE), mean(kept)
+        self.trial = self.since = 0
+        for times in (self.tried, self.kept, self.latest):
+            times.clear()
 
 
 class Threads:
@@ -93,9 +107,9 @@ class Threads:
         """Run a forward of this many positions in the block, and note its time."""
         pace = self._pace(positions.bit_length())
         before = torch.get_num_threads()
-        torch.set_num_threads(pace.trial or pace.threads)  # takes half a microsecond
-        begin = self.clock()
         try:
+            torch.set_num_threads(min(pace.now, before))  # takes half a microsecond
+            begin = self.clock()
             yield
             pace.note((self.clock() - begin) / (self.overhead + positions))
         finally:

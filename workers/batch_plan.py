@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from diffray.kernels.confidence import Confidence
 from diffray.kernels.credit import Credits
 from diffray.workers.batch_state import BatchState
 from diffray.workers.drafting import Drafting
+from diffray.workers.filling import Chunk
 from diffray.workers.first_step_sharing import SharedFirstSteps
 from diffray.workers.graphs import Graphs
 from diffray.workers.layout import Layout, Span, spans_of
@@ -35,22 +35,6 @@ from diffray.workers.threads import Threads
 from diffray.workers.verification import rows_of
 
 _SOFT_ROWS = 256  # whose probabilities over the vocabulary are in memory at a time
-
-
-class Chunk(NamedTuple):
-    """A part of a long prompt, to be stored before its sequence's first block."""
-
-    sequence: Sequence
-    start: int
-    stop: int
-
-    @staticmethod
-    def next(sequence: Sequence, most: int) -> "Chunk":
-        """Return the next chunk to store: whole blocks, of at most `most` positions or just one."""
-        block = sequence.policy.block_length
-        start = sequence.clean_end
-        stop = start + max(most // block, 1) * block
-        return Chunk(sequence, start, sequence.images.not_inside(min(stop, sequence.start)))
 
 
 class BatchPlan:

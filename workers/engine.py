@@ -1,7 +1,7 @@
 """One rank's engine: admits requests, runs rounds of denoising steps, reports final tokens.
 
-It is deterministic: engines that receive the same calls in the same order do the same, which keeps
-the ranks of a replica in step.
+It is deterministic: ranks that receive the same calls in the same order do the same, which keeps
+those of a replica in step.
 """
 
 from collections import deque
@@ -17,14 +17,15 @@ from diffray.components.prefixes import num_held
 from diffray.components.sequence import Sequence
 from diffray.workers.adapters import Adapters
 from diffray.workers.admission import check
-from diffray.workers.batch_plan import BatchPlan, Chunk
+from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.drafting import Drafting
+from diffray.workers.filling import Filling
 from diffray.workers.graphs import Graphs
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, R, Reply, Request, Round, Stats, Update
 from diffray.workers.outcome import Outcome
 from diffray.workers.prefix_memory import prefix_stats
-from diffray.workers.report import report
+from diffray.workers.report import merge, report
 from diffray.workers.slots import Slots
 from diffray.workers.threads import Threads
 from diffray.workers.upkeep import FIXED, Upkeep
@@ -50,7 +51,7 @@ class Engine:
         self.model, self.kv, self.slots = model, kv, slots
         self.mesh = mesh or Mesh()
         self.eos_token_ids = tuple(eos_token_ids)
-        self.chunk = chunk
+        self.filling = Filling(kv, chunk)
         self.graphs = graphs  # recorded steps; None: every step is launched
         self.threads = threads  # None: torch's number
         most_windows = None if graphs is None else slots.num_slots
@@ -105,6 +106,12 @@ class Engine:
                 break
         self.waiting = deque(s for s in self.waiting if s.uid != uid)
 
+    def cancel_all(self) -> None:
+        """Drop all requests, and what an interrupted round found of them."""
+        for sequence in [*self.running, *self.waiting]:
+            self.cancel(sequence.uid)
+        self._unreported.clear()
+
     def preempt(self, uid: int) -> None:
         """Take slot and pages from a running request; it resumes later with the same tokens."""
         for sequence in self.running:
@@ -119,17 +126,16 @@ class Engine:
     def step(self, steps: int = 1) -> list[Update]:
         """Run one round of at most `steps` denoising steps; report the tokens that became final.
 
-        Blocks may end and begin in it. It is shorter if a request ends, for another to follow.
+        Blocks may end and begin in it. It is shorter if a request ends, so that another can follow,
+        or if one watches its canvas.
         """
-        end, found = self.forwards + steps, self._unreported
-        while (before := self.forwards) < end:
+        before, end, found = -1, self.forwards + steps, self._unreported
+        while before < self.forwards < end:
+            before = self.forwards
             updates = self._run_ahead(end - before)
             for update in updates:
-                if update.uid in found:
-                    found[update.uid].extend(update)
-                else:
-                    found[update.uid] = update
-            if self.forwards == before or any(update.finish_reason for update in updates):
+                merge(found, update)
+            if any(update.finish_reason or update.canvas is not None for update in updates):
                 break
         self._unreported = {}
         return list(found.values())
@@ -144,17 +150,18 @@ class Engine:
             return []
         begins = [s for s in self.running if s.step == 0]
         for sequence in begins:
-            self._reach(sequence, soon=self._soon)
-        filling = [s for s in begins if not self._denoises(s)]
+            self.filling.reach(sequence, soon=self.filling.soon)
+        filling = [s for s in begins if not self.filling.is_done(s)]
         denoising = [s for s in self.running if s not in filling] if filling else [*self.running]
         if steps > 1:
             steps = min([steps, *(s.steps_ahead for s in denoising)])
         rounds = self._plan(denoising)
         try:
             for step in range(steps):
-                chunks = self._chunks(filling)
-                if not denoising and (not chunks or (step and any(map(self._denoises, filling)))):
-                    break  # nothing left to do, or a sequence is ready to denoise
+                chunks = self.filling.chunks(filling)
+                ready = step and any(map(self.filling.is_done, filling))
+                if not denoising and (ready or not chunks):
+                    break  # a sequence is ready to denoise, or nothing is left to do
                 rounds.denoise(step, chunks)
                 self.forwards += 1
                 for chunk in chunks:
@@ -295,38 +302,6 @@ class Engine:
             self.kv.free(sequence.uncond.pages)
         self.slots.release(sequence)
         sequence.pages, sequence.pages_P = [], None
-
-    def _reach(self, sequence: Sequence, soon: Callable[[Sequence], int] | None = None) -> None:
-        """Skip the part of the prefix that other sequences store."""
-        self.kv.prefixes.reach(sequence, soon)
-        if not sequence.forwards:  # it has stored nothing itself
-            sequence.cached = sequence.clean_end
-
-    # Long prompts of block-causal models.
-
-    def _fills(self, sequence: Sequence) -> bool:
-        """Whether chunks of the prompt have to be stored before the first block."""
-        return sequence.policy.cache.keeps_prefix and sequence.start - sequence.clean_end > max(
-            self.chunk, sequence.policy.block_length
-        )
-
-    def _denoises(self, sequence: Sequence) -> bool:
-        return not self._fills(sequence) and self.kv.prefixes.has_turn(sequence)
-
-    def _soon(self, sequence: Sequence) -> int:
-        """Return where a sequence's final K/V end after the next forward."""
-        if not self.kv.prefixes.has_turn(sequence):
-            return 0
-        return Chunk.next(sequence, self.chunk).stop if self._fills(sequence) else sequence.start
-
-    def _chunks(self, filling: list[Sequence]) -> list[Chunk]:
-        """Return the next chunk of each sequence, unless another sequence stores it."""
-        chunks = []
-        for sequence in filling:
-            self._reach(sequence)
-            if self._fills(sequence) and self.kv.prefixes.has_turn(sequence):
-                chunks.append(Chunk.next(sequence, self.chunk))
-        return chunks
 
     # After a round.
 

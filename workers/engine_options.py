@@ -139,6 +139,7 @@ class EngineOptions(Config):
     steps_per_round: int = Field(
         1,
         ge=1,
+        le=32,
         description="The most denoising steps of a round, which may span several short blocks. "
         "Requests join, and tokens are reported, between rounds.",
     )

@@ -6,6 +6,14 @@ from diffray.workers.messages import Progress, Update
 from diffray.workers.outcome import Outcome
 
 
+def merge(found: dict[int, Update], update: Update) -> None:
+    """Add an update to those of its request that were found earlier in the round."""
+    if update.uid in found:
+        found[update.uid].extend(update)
+    else:
+        found[update.uid] = update
+
+
 def report(sequence: Sequence, outcome: Outcome) -> Update:
     """Return the new final tokens up to the first end token, and record them as reported."""
     if sequence.pins is not None:

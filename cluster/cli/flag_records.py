@@ -108,6 +108,6 @@ def _declared(name: str, source: FieldInfo) -> dict[str, Any]:
         text = f"{text.removesuffix('.')}; repeatable."
     if default is True:
         default = "on"
-    if default not in (None, ()) and default is not False:
+    if default not in (None, (), {}) and default is not False:
         text += f"  [default: {default}]"
     return {"help": text, "metavar": "|".join(choices) or None}

@@ -108,8 +108,7 @@ class WaitingEngine:
     def _round(self, steps: int | None = None) -> list[Event]:
         driver = self.driver
         if driver.in_round:
-            for sequence in [*self._engine.running, *self._engine.waiting]:
-                self._engine.cancel(sequence.uid)
+            self._engine.cancel_all()
             driver.start_over()
         driver.in_round = True
         order = driver.next(steps)

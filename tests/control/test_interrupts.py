@@ -61,7 +61,10 @@ def tokens(llm: DiffusionLLM, most: int = 200) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def llm() -> DiffusionLLM:
-    options = {"mask_token_id": 510, "eos_token_id": 511, "page_size": 8, "max_num_seqs": 2}
+    options = {
+        "mask_token_id": 510, "eos_token_id": 511, "page_size": 8, "max_num_seqs": 2,
+        "steps_per_round": 4,
+    }  # fmt: skip
     return DiffusionLLM(str(GOLDEN / "llada"), dtype="float64", **options)  # type: ignore[arg-type]
 
 
@@ -80,6 +83,32 @@ def test_after_an_interrupt_anywhere_the_next_call_works(llm: DiffusionLLM, plac
         scheduler, slots = client.driver.scheduler, llm.engine.slots
         assert not (scheduler.open or scheduler.running or client.driver.flying), at
         assert llm.engine.idle and llm.engine.kv.num_free == pages and slots.num_free == 2, at
+
+
+def test_an_interrupt_after_an_answer_has_ended_doubles_no_token(llm: DiffusionLLM) -> None:
+    """Blocks of 4: the round has looked at tokens of the answer before it ends in it."""
+    short, long = (
+        SamplingParams(max_tokens=most, ignore_eos=True, diffusion={"block_length": 4})
+        for most in (24, 48)
+    )
+    alone = [token for delta in llm.stream(PROMPTS[0], short) for token in delta.token_ids]
+    stream = llm.stream(PROMPTS[0], short)
+    found = list(next(stream).token_ids)
+    ended: list[int] = []
+    release = llm.engine._release
+
+    def once(sequence: Any) -> None:
+        release(sequence)
+        if not ended:
+            ended.append(sequence.params.max_tokens)
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(llm.engine, "_release", once)
+        llm.generate(PROMPTS[1], long)
+    assert ended == [24]
+    found += [token for delta in stream for token in delta.token_ids]
+    assert found == alone
 
 
 def test_a_stream_goes_on_after_another_call_was_interrupted(llm: DiffusionLLM) -> None:

@@ -1,0 +1,62 @@
+"""Stores long prompts of block-causal models in chunks, before their first block."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from diffray.components.kv_pool import KVPool
+from diffray.components.sequence import Sequence
+
+
+class Chunk(NamedTuple):
+    """A part of a long prompt, to be stored before its sequence's first block."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+
+    @staticmethod
+    def next(sequence: Sequence, most: int) -> "Chunk":
+        """Return the next chunk to store: whole blocks, of at most `most` positions or just one."""
+        block = sequence.policy.block_length
+        start = sequence.clean_end
+        stop = start + max(most // block, 1) * block
+        return Chunk(sequence, start, sequence.images.not_inside(min(stop, sequence.start)))
+
+
+class Filling:
+    """Decides which parts of prompts the next forward stores; others may share them."""
+
+    def __init__(self, kv: KVPool, chunk: int) -> None:
+        self.kv, self.chunk = kv, chunk
+
+    def reach(self, sequence: Sequence, soon: Callable[[Sequence], int] | None = None) -> None:
+        """Skip the part of the prefix that other sequences store."""
+        self.kv.prefixes.reach(sequence, soon)
+        if not sequence.forwards:  # it has stored nothing itself
+            sequence.cached = sequence.clean_end
+
+    def is_done(self, sequence: Sequence) -> bool:
+        """Return whether the sequence can denoise."""
+        return not self._has_chunks(sequence) and self.kv.prefixes.has_turn(sequence)
+
+    def soon(self, sequence: Sequence) -> int:
+        """Return where a sequence's final K/V end after the next forward."""
+        if not self.kv.prefixes.has_turn(sequence):
+            return 0
+        if self._has_chunks(sequence):
+            return Chunk.next(sequence, self.chunk).stop
+        return sequence.start
+
+    def chunks(self, sequences: list[Sequence]) -> list[Chunk]:
+        """Return the next chunk of each sequence, unless another sequence stores it."""
+        found = []
+        for sequence in sequences:
+            self.reach(sequence)
+            if self._has_chunks(sequence) and self.kv.prefixes.has_turn(sequence):
+                found.append(Chunk.next(sequence, self.chunk))
+        return found
+
+    def _has_chunks(self, sequence: Sequence) -> bool:
+        return sequence.policy.cache.keeps_prefix and sequence.start - sequence.clean_end > max(
+            self.chunk, sequence.policy.block_length
+        )

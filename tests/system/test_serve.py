@@ -413,6 +413,7 @@ def stream_text(client: OpenAI) -> Iterator[str]:
             yield text
 
 
+@pytest.mark.long
 def test_a_killed_rank_costs_a_pause_and_no_letter(served: ServeProcess, long_text: str) -> None:
     wait_for_load(served, "demo", running=0)
     with openai_client(served) as client:

@@ -109,7 +109,7 @@ class Found:
 def run_cases(mesh: Mesh, cases: Items[Case]) -> tuple[list[Found], int]:
     """Do all cases as one of the ranks; return also how many K/V pages the ranks agreed on."""
     found = [run_case(mesh, case) for case in cases]
-    setup = EngineOptions(device="cpu", kv_cache_memory=(1 + mesh.rank) << 20)
+    setup = EngineOptions(dtype="float32", device="cpu", kv_cache_memory=(1 + mesh.rank) << 20)
     engine, _ = build_engine("demo", setup, mesh)
     return found, engine.kv.num_pages
 

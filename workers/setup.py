@@ -188,6 +188,7 @@ def _threads(model: Denoiser, mesh: Mesh) -> Threads | None:
     start = mesh.smallest("threads", min(threads_for(model.num_weights), most))
     if mesh.size > 1:
         use_threads(start)
+    if mesh.size > 1 or most == 1:
         return None
     return Threads(start, most, overhead_positions(model.device, model.num_weights))
 

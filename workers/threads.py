@@ -42,11 +42,16 @@ class Pace:
     @property
     def now(self) -> int:
         """The number for the next forward."""
-        return self.trial if self.trial and len(self.tried) <= len(self.kept) else self.threads
+        return self.trial if self.trial and self._tries else self.threads
+
+    @property
+    def _tries(self) -> bool:
+        """Whether it is the turn of the number on trial."""
+        return len(self.tried) <= len(self.kept)
 
     def note(self, seconds: float) -> None:
         if self.trial:
-            (self.tried if self.now == self.trial else self.kept).append(seconds)
+            (self.tried if self._tries else self.kept).append(seconds)
             if len(self.tried) == len(self.kept):
                 self._compare()
             return

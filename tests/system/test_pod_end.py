@@ -60,14 +60,18 @@ def test_answers_finish_and_a_replica_starts_elsewhere() -> None:
         url = f"http://127.0.0.1:{options['port']}"
         ended = threading.Event()
 
-        def client() -> list[str]:
-            found = []
+        answers: list[str] = []
+
+        def client() -> None:
             while not ended.is_set():
                 long: dict[str, Any] = {"max_tokens": 256, "ignore_eos": True}
                 response = ask(url, "pods", **long)
                 assert response.status_code == 200, response.text
-                found.append(response.json()["choices"][0]["message"]["content"])
-            return found
+                answers.append(response.json()["choices"][0]["message"]["content"])
+
+        def wait_for_more() -> None:
+            before = len(answers)
+            seconds_until(lambda: len(answers) > before + 4, 60)
 
         with pod() as first:
             start(wanted)
@@ -75,16 +79,17 @@ def test_answers_finish_and_a_replica_starts_elsewhere() -> None:
             with pod(), ThreadPoolExecutor(4) as clients:
                 futures = [clients.submit(client) for _ in range(4)]
                 try:
-                    time.sleep(1)
+                    wait_for_more()
                     begin = time.monotonic()
                     first.send_signal(signal.SIGTERM)
                     first.wait(DRAINS + 30)
                     took = time.monotonic() - begin
                     seconds_until(lambda: states("pods") == {"RUNNING": 1}, 60)
-                    time.sleep(1)  # with the new replica alone
+                    wait_for_more()
                 finally:
                     ended.set()
-                answers = [answer for future in futures for answer in future.result()]
+                for future in futures:
+                    future.result()
                 assert set(alive("Worker").values()).isdisjoint({node})
                 remove(wanted)
         print(f"the pod ended after {took:.1f} s; {len(answers)} answers")

@@ -17,6 +17,10 @@ def idle(threads: int) -> float:
     return 0.2 + 1 / threads
 
 
+def slow(threads: int) -> float:
+    return 2 * idle(threads)
+
+
 def busy(threads: int) -> float:
     return 3.0 * threads
 
@@ -79,13 +83,20 @@ def test_noise_of_a_few_percent_moves_nothing() -> None:
     assert used.count(2) > 0.98 * len(used)
 
 
+def test_a_trial_ends_and_keeps_no_times() -> None:
+    machine = Machine(1, idle)
+    machine.run(5000)
+    for pace in machine.threads.paces.values():
+        assert len(pace.tried) + len(pace.kept) < 20
+
+
 def test_phases_of_other_work_cost_little() -> None:
     """Forwards of one size may take twice as long for a while, whatever their threads."""
     machine = Machine(1, idle)
     machine.run(1000)
     used = []
     for phase in range(200):
-        machine.speed = lambda threads, slow=phase % 2: idle(threads) * (1 + slow)  # type: ignore[misc]
+        machine.speed = slow if phase % 2 else idle
         used += machine.run(12)
     assert used.count(MOST) > 0.8 * len(used)
 
@@ -111,9 +122,9 @@ def test_a_forward_that_fails_gives_the_threads_back() -> None:
 def test_an_engine_tries_numbers_and_finds_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small model begins with one thread; a trial shows that others have been used."""
     monkeypatch.setattr("diffray.components.backend.usable_cores", lambda: 3)
-    torch.set_num_threads(3)
     found = []
     for fixed in (1, None):
+        torch.set_num_threads(3)  # a number that is given stays
         with DiffusionLLM(
             str(GOLDEN / "llada"), dtype="float32", mask_token_id=510, eos_token_id=511,
             cpu_threads=fixed,
@@ -122,8 +133,8 @@ def test_an_engine_tries_numbers_and_finds_the_same_tokens(monkeypatch: pytest.M
             found.append(llm.generate([[5 + i, 9] for i in range(4)], params, use_tqdm=False))
             threads = llm.engine.threads
             assert (threads is None) == (fixed == 1)
-            assert threads is None or any(
-                pace.tried or pace.usual for pace in threads.paces.values()
-            )
+            if threads is not None:
+                paces = threads.paces.values()
+                assert threads.most == 3 and any(pace.tried or pace.usual for pace in paces)
     ours, theirs = ([o.outputs[0].token_ids for o in outputs] for outputs in found)
     assert ours == theirs

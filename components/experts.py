@@ -1,7 +1,7 @@
 """Routed experts as a layer: whole experts or slices on this rank, in every known layout.
 
 Letters: T packed tokens, A those of one adapter, P those of an expert, H hidden size, E experts
-here, I intermediate size here (F = 2I: gate rows, then up rows), K experts of a token.
+here, I intermediate size here (F = 2I: up rows, then gate rows), K experts of a token.
 """
 
 from collections.abc import Collection
@@ -103,19 +103,19 @@ class Experts(nn.Module):
         )
         num_here = self.experts.stop - self.experts.start
         width = self.width.stop - self.width.start
-        self.w13 = Weight("experts", num_here, 2 * width, hidden, dtype=dtype)
+        self.w31 = Weight("experts", num_here, 2 * width, hidden, dtype=dtype)
         self.w2 = Weight("experts", num_here, hidden, width, dtype=dtype)
 
     @property
     def _has_kernel(self) -> bool:
         """Whether kernels can read both weights, plain or in bytes, with inputs not rounded."""
-        forms = [weight.format for weight in (self.w13, self.w2) if weight.format is not None]
+        forms = [weight.format for weight in (self.w31, self.w2) if weight.format is not None]
         return all(form.in_bytes and not form.rounds_inputs for form in forms)
 
     @property
     def _adapted(self) -> list[Adapted]:
         """The tokens of this forward whose adapters change experts."""
-        found = {a.lora: a for w in (self.w13, self.w2) if w.lora for a in w.lora.adapted}
+        found = {a.lora: a for w in (self.w31, self.w2) if w.lora for a in w.lora.adapted}
         return list(found.values())
 
     def forward(self, x_TH: Tensor, routing: Routing) -> Tensor:
@@ -134,8 +134,8 @@ class Experts(nn.Module):
         """Return the output of one adapter's rows, computed by torch, one expert at a time."""
 
         def one(expert: int, x_PH: Tensor) -> Tensor:
-            both_PF = self.w13.adapted_product(x_PH, expert, lora)
-            gate_PI, up_PI = both_PF.chunk(2, dim=-1)
+            both_PF = self.w31.adapted_product(x_PH, expert, lora)
+            up_PI, gate_PI = both_PF.chunk(2, dim=-1)
             x_PI = self.activation(gate_PI).mul_(up_PI)
             return self.w2.adapted_product(x_PI, expert, lora)
 
@@ -143,19 +143,19 @@ class Experts(nn.Module):
 
     def _plain(self, x_TH: Tensor, own: Routing) -> Tensor:
         ids_TK, weights_TK = own.ids_TK, own.weights_TK
-        if self.w13.format is None and self.w2.format is None:
+        if self.w31.format is None and self.w2.format is None:
             run = self.kernels.experts_forward
-            return run(x_TH, self.w13.plain, self.w2.plain, ids_TK, weights_TK, own.pairs)
+            return run(x_TH, self.w31.plain, self.w2.plain, ids_TK, weights_TK, own.pairs)
         if self._has_kernel:
-            experts = *_in_bytes(self.w13), *_in_bytes(self.w2)
+            experts = *_in_bytes(self.w31), *_in_bytes(self.w2)
             run_bytes = self.kernels.quantized_experts_forward
             return run_bytes(x_TH, *experts, ids_TK, weights_TK, own.pairs)
-        if all(w.format is not None and w.format.rounds_inputs for w in (self.w13, self.w2)):
-            (w13, w2), chosen = (self.w13.kept, self.w2.kept), (ids_TK, weights_TK, own.pairs)
-            scales = w13.scale_EOG.squeeze(2), w2.scale_EOG.squeeze(2)
+        if all(w.format is not None and w.format.rounds_inputs for w in (self.w31, self.w2)):
+            (w31, w2), chosen = (self.w31.kept, self.w2.kept), (ids_TK, weights_TK, own.pairs)
+            scales = w31.scale_EOG.squeeze(2), w2.scale_EOG.squeeze(2)
             run_rounded = self.kernels.float8_experts_forward
-            return run_rounded(x_TH, w13.values_EOI, scales[0], w2.values_EOI, scales[1], *chosen)
-        kept = self.w13.stored, self.w2.stored
+            return run_rounded(x_TH, w31.values_EOI, scales[0], w2.values_EOI, scales[1], *chosen)
+        kept = self.w31.stored, self.w2.stored
         return kept_experts_forward(x_TH, *kept, ids_TK, weights_TK, self.activation)
 
     def add_norm(
@@ -171,7 +171,7 @@ class Experts(nn.Module):
             out_TH = self(x_TH, routing)
             out_TH = out_TH if shared_TH is None else out_TH + shared_TH
             return norm(out_TH, residual_TH)  # type: ignore[no-any-return]
-        experts = *_in_bytes(self.w13), *_in_bytes(self.w2)
+        experts = *_in_bytes(self.w31), *_in_bytes(self.w2)
         chosen = routing.ids_TK, routing.weights_TK, routing.pairs
         added = shared_TH, residual_TH, norm.weight, norm.eps
         return self.kernels.experts_add_norm(x_TH, *experts, *chosen, *added)
@@ -189,7 +189,7 @@ class Experts(nn.Module):
 
     def fused_parts(self, prefix: str, gate_up: str = "w1", down: str = "w2") -> Parts:
         """Return two parts: the gate and up rows of all experts, and their down matrices."""
-        gate_EIH, up_EIH = self.w13.stored.chunk(2, dim=1)
+        up_EIH, gate_EIH = self.w31.stored.chunk(2, dim=1)
         total, width = self.experts.rows, self.width.rows
         chosen = slice(self.experts.start, self.experts.stop)
         gate_rows = slice(self.width.start, self.width.stop)
@@ -197,13 +197,13 @@ class Experts(nn.Module):
         w1 = (Piece(gate_EIH, (chosen, gate_rows)), Piece(up_EIH, (chosen, up_rows)))
         w2 = (Piece(self.w2.stored, (chosen, slice(None), gate_rows)),)
         return {
-            f"{prefix}.{gate_up}": Part((total, 2 * width, self.hidden), w1, weight=self.w13),
+            f"{prefix}.{gate_up}": Part((total, 2 * width, self.hidden), w1, weight=self.w31),
             f"{prefix}.{down}": Part((total, self.hidden, width), w2, weight=self.w2),
         }
 
     def _merged_parts(self, prefix: str) -> Parts:
         """gate_proj, up_proj, down_proj: one tensor of all experts each."""
-        gate_EIH, up_EIH = self.w13.stored.chunk(2, dim=1)
+        up_EIH, gate_EIH = self.w31.stored.chunk(2, dim=1)
         total, width = self.experts.rows, self.width.rows
         chosen = slice(self.experts.start, self.experts.stop)
         rows = slice(self.width.start, self.width.stop)
@@ -211,14 +211,14 @@ class Experts(nn.Module):
         gate, up = ((Piece(view, (chosen, rows)),) for view in (gate_EIH, up_EIH))
         down = (Piece(self.w2.stored, (chosen, slice(None), rows)),)
         return {
-            f"{prefix}.experts.gate_proj": Part(wide, gate, weight=self.w13),
-            f"{prefix}.experts.up_proj": Part(wide, up, weight=self.w13),
+            f"{prefix}.experts.gate_proj": Part(wide, gate, weight=self.w31),
+            f"{prefix}.experts.up_proj": Part(wide, up, weight=self.w31),
             f"{prefix}.experts.down_proj": Part(tall, down, weight=self.w2),
         }
 
     def single_parts(self, prefix: str) -> Parts:
         """Three matrices per expert, as in the published checkpoints."""
-        gate_EIH, up_EIH = self.w13.stored.chunk(2, dim=1)
+        up_EIH, gate_EIH = self.w31.stored.chunk(2, dim=1)
         rows = slice(self.width.start, self.width.stop)
         wide, tall = (self.width.rows, self.hidden), (self.hidden, self.width.rows)
         w2_EHI = self.w2.stored
@@ -232,8 +232,8 @@ class Experts(nn.Module):
                 down: tuple[Piece, ...] = (Piece(w2_EHI[here], (slice(None), rows)),)
             else:
                 gate = up = down = ()
-            parts[f"{name}.gate_proj.weight"] = Part(wide, gate, weight=self.w13)
-            parts[f"{name}.up_proj.weight"] = Part(wide, up, weight=self.w13)
+            parts[f"{name}.gate_proj.weight"] = Part(wide, gate, weight=self.w31)
+            parts[f"{name}.up_proj.weight"] = Part(wide, up, weight=self.w31)
             parts[f"{name}.down_proj.weight"] = Part(tall, down, weight=self.w2)
         return parts
 

@@ -1,7 +1,7 @@
 """Gated experts; each token uses a few of them.
 
-Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: gate
-rows, then up rows), K experts of a token, S token-expert pairs (T * K), P pairs of one expert.
+Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: up
+rows, then gate rows), K experts of a token, S token-expert pairs (T * K), P pairs of one expert.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Multiply = Callable[[int, Tensor], Tensor]  # takes an expert's number and its r
 
 def experts_forward(
     x_TH: Tensor,
-    w13_EFH: Tensor,
+    w31_EFH: Tensor,
     w2_EHI: Tensor,
     ids_TK: Tensor,
     weights_TK: Tensor,
@@ -34,12 +34,12 @@ def experts_forward(
     """
 
     def run(x_SH: Tensor, ends_E: Tensor) -> Tensor:
-        if _suits_grouped(x_SH, w13_EFH, w2_EHI):
-            return _grouped(x_SH, w13_EFH, w2_EHI, ends_E, activation)
+        if _suits_grouped(x_SH, w31_EFH, w2_EHI):
+            return _grouped(x_SH, w31_EFH, w2_EHI, ends_E, activation)
         return _one_by_one(x_SH, multiply, ends_E)
 
     def multiply(expert: int, x_PH: Tensor) -> Tensor:
-        gate_PI, up_PI = linear(x_PH, w13_EFH[expert]).chunk(2, dim=-1)
+        up_PI, gate_PI = linear(x_PH, w31_EFH[expert]).chunk(2, dim=-1)
         return linear(activation(gate_PI).mul_(up_PI), w2_EHI[expert])
 
     return _routed(x_TH, run, len(w2_EHI), ids_TK, weights_TK)
@@ -83,19 +83,19 @@ def _routed(
     return torch.bmm(mix_T1K, read_TKH).squeeze(1)
 
 
-def _suits_grouped(x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor) -> bool:
+def _suits_grouped(x_SH: Tensor, w31_EFH: Tensor, w2_EHI: Tensor) -> bool:
     """Whether grouped_mm works; on a CPU also whether its loop is faster for such short slices."""
     rows_fit = all(width * x_SH.itemsize % 16 == 0 for width in w2_EHI.shape[1:])
     if x_SH.dtype == torch.float64 or not rows_fit:
         return False
-    return x_SH.is_cuda or x_SH.shape[0] * w13_EFH[0].numel() < LITTLE * w13_EFH.shape[0]
+    return x_SH.is_cuda or x_SH.shape[0] * w31_EFH[0].numel() < LITTLE * w31_EFH.shape[0]
 
 
 def _grouped(
-    x_SH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ends_E: Tensor, activation: Activation
+    x_SH: Tensor, w31_EFH: Tensor, w2_EHI: Tensor, ends_E: Tensor, activation: Activation
 ) -> Tensor:
     """Return the experts' outputs; zero for rows without an expert."""
-    gate_SI, up_SI = grouped_mm(x_SH, w13_EFH.transpose(1, 2), offs=ends_E).chunk(2, dim=-1)
+    up_SI, gate_SI = grouped_mm(x_SH, w31_EFH.transpose(1, 2), offs=ends_E).chunk(2, dim=-1)
     out_SH = grouped_mm(activation(gate_SI).mul_(up_SI), w2_EHI.transpose(1, 2), offs=ends_E)
     rows_S = torch.arange(x_SH.shape[0], device=ends_E.device)
     return out_SH.masked_fill_((rows_S >= ends_E[-1]).unsqueeze(1), 0)

@@ -158,7 +158,7 @@ def _int_mm_on_gpu(x_TI: Tensor, w_OI: Tensor) -> Tensor:
 
 def kept_experts_forward(
     x_TH: Tensor,
-    w13_EFH: Kept,
+    w31_EFH: Kept,
     w2_EHI: Kept,
     ids_TK: Tensor,
     weights_TK: Tensor,
@@ -169,15 +169,15 @@ def kept_experts_forward(
     A CPU widens only the matrices of chosen experts, one at a time. A GPU widens all of them, so
     that the host need not wait for the choice; it does wait if the format rounds inputs.
     """
-    rounds = any(isinstance(w, Quantized) and w.format.rounds_inputs for w in (w13_EFH, w2_EHI))
+    rounds = any(isinstance(w, Quantized) and w.format.rounds_inputs for w in (w31_EFH, w2_EHI))
     if x_TH.is_cuda and not rounds:
-        w13, w2 = (
-            dequantize(w, x_TH.dtype) if isinstance(w, Quantized) else w for w in (w13_EFH, w2_EHI)
+        w31, w2 = (
+            dequantize(w, x_TH.dtype) if isinstance(w, Quantized) else w for w in (w31_EFH, w2_EHI)
         )
-        return experts_forward(x_TH, w13, w2, ids_TK, weights_TK, activation=activation)
+        return experts_forward(x_TH, w31, w2, ids_TK, weights_TK, activation=activation)
 
     def one(expert: int, x_PH: Tensor) -> Tensor:
-        gate_PI, up_PI = kept_linear(x_PH, w13_EFH[expert]).chunk(2, dim=-1)
+        up_PI, gate_PI = kept_linear(x_PH, w31_EFH[expert]).chunk(2, dim=-1)
         return kept_linear(activation(gate_PI).mul_(up_PI), w2_EHI[expert])
 
     return run_experts(x_TH, one, len(w2_EHI), ids_TK, weights_TK)
@@ -190,8 +190,8 @@ def kept_linear(x_TI: Tensor, w_OI: Kept) -> Tensor:
 
 def quantized_experts_forward(
     x_TH: Tensor,
-    w13_EFH: Tensor,
-    scale13_EF: Tensor | None,
+    w31_EFH: Tensor,
+    scale31_EF: Tensor | None,
     w2_EHI: Tensor,
     scale2_EH: Tensor | None,
     ids_TK: Tensor,
@@ -200,16 +200,16 @@ def quantized_experts_forward(
     activation: Activation = silu,
 ) -> Tensor:
     """Return `experts_forward` for weights that are in int8 or float8 if they have scales."""
-    if scale13_EF is None and scale2_EH is None:
-        return experts_forward(x_TH, w13_EFH, w2_EHI, ids_TK, weights_TK, pairs, activation)
-    kept = _in_bytes(w13_EFH, scale13_EF), _in_bytes(w2_EHI, scale2_EH)
+    if scale31_EF is None and scale2_EH is None:
+        return experts_forward(x_TH, w31_EFH, w2_EHI, ids_TK, weights_TK, pairs, activation)
+    kept = _in_bytes(w31_EFH, scale31_EF), _in_bytes(w2_EHI, scale2_EH)
     return kept_experts_forward(x_TH, *kept, ids_TK, weights_TK, activation)
 
 
 def float8_experts_forward(
     x_TH: Tensor,
-    w13_EFH: Tensor,
-    scale13_EF: Tensor,
+    w31_EFH: Tensor,
+    scale31_EF: Tensor,
     w2_EHI: Tensor,
     scale2_EH: Tensor,
     ids_TK: Tensor,
@@ -219,9 +219,9 @@ def float8_experts_forward(
 ) -> Tensor:
     """Return the same for float8 weights that multiply rows rounded to float8."""
     form = FORMATS["w8a8_fp8"]
-    w13 = Quantized(form, w13_EFH, scale13_EF.unsqueeze(-1), None)
+    w31 = Quantized(form, w31_EFH, scale31_EF.unsqueeze(-1), None)
     w2 = Quantized(form, w2_EHI, scale2_EH.unsqueeze(-1), None)
-    return kept_experts_forward(x_TH, w13, w2, ids_TK, weights_TK, activation)
+    return kept_experts_forward(x_TH, w31, w2, ids_TK, weights_TK, activation)
 
 
 def _in_bytes(values_EOI: Tensor, scale_EO: Tensor | None) -> Kept:
@@ -234,8 +234,8 @@ def _in_bytes(values_EOI: Tensor, scale_EO: Tensor | None) -> Kept:
 
 def experts_add_norm(
     x_TH: Tensor,
-    w13_EFH: Tensor,
-    scale13_EF: Tensor | None,
+    w31_EFH: Tensor,
+    scale31_EF: Tensor | None,
     w2_EHI: Tensor,
     scale2_EH: Tensor | None,
     ids_TK: Tensor,
@@ -247,7 +247,7 @@ def experts_add_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Return `add_norm` of the experts' output plus that of a shared expert, if there is one."""
-    experts = w13_EFH, scale13_EF, w2_EHI, scale2_EH
+    experts = w31_EFH, scale31_EF, w2_EHI, scale2_EH
     out_TH = quantized_experts_forward(x_TH, *experts, ids_TK, weights_TK, pairs)
     if shared_TH is not None:
         out_TH = out_TH + shared_TH

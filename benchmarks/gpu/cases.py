@@ -170,22 +170,22 @@ def _expert_cases(shape: Shape, sparse: Sparse, work: Work, normal: Normal) -> I
         return kernels.grouped_sigmoid_router(x, router, bias, sparse.chosen, **groups)[:2]
 
     yield Case("router", route, exact_ids=True)
-    w13 = normal(sparse.experts, 2 * width, hidden, scale=hidden**-0.5)
+    w31 = normal(sparse.experts, 2 * width, hidden, scale=hidden**-0.5)
     w2 = normal(sparse.experts, hidden, width, scale=width**-0.5)
     weights, ids = linear(x.float(), router).softmax(-1).topk(sparse.chosen)
     yield Case(
         "experts_forward",
-        lambda kernels: (kernels.experts_forward(x, w13, w2, ids, weights, None),),
+        lambda kernels: (kernels.experts_forward(x, w31, w2, ids, weights, None),),
     )
     residual, norm = normal(tokens, hidden), normal(hidden)
     yield Case(
         "experts_add_norm",
         lambda kernels: kernels.experts_add_norm(
-            x, w13, None, w2, None, ids, weights, None, None, residual, norm, EPS
+            x, w31, None, w2, None, ids, weights, None, None, residual, norm, EPS
         ),
     )
     for name, kind in (("int8", "int8"), ("float8", "fp8")):
-        kept = [quantize(w, FORMATS[kind]) for w in (w13, w2)]
+        kept = [quantize(w, FORMATS[kind]) for w in (w31, w2)]
         parts = [part for w in kept for part in (w.values_EOI, w.scale_EOG.squeeze(2))]
         yield Case(
             f"quantized_experts_forward {name}",

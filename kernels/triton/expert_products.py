@@ -3,8 +3,8 @@
 Tiles of the same columns run side by side, so weights are read from memory once. A program computes
 one tile or, if it is persistent (`stay`), one after the other.
 
-Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: gate
-rows, then up rows), K experts of a token, S token-expert pairs (T * K).
+Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: up
+rows, then gate rows), K experts of a token, S token-expert pairs (T * K).
 """
 
 import math
@@ -35,8 +35,8 @@ AHEAD_S: Final = 7e-6  # what that may save
 
 def multiply_pairs(
     x_TH: Tensor,
-    w13_EFH: Tensor,
-    scale13_EF: Tensor | None,
+    w31_EFH: Tensor,
+    scale31_EF: Tensor | None,
     w2_EHI: Tensor,
     scale2_EH: Tensor | None,
     weights_TK: Tensor,
@@ -63,8 +63,8 @@ def multiply_pairs(
     tiles, programs = _tiles(lanes * num_experts, width, tile, stay, x_TH.device)
     _gate_up[(programs,)](
         x_TH.contiguous(),
-        w13_EFH,
-        scale13_EF,
+        w31_EFH,
+        scale31_EF,
         mid_SI,
         *pairs,
         hidden,
@@ -73,8 +73,8 @@ def multiply_pairs(
         tiles,
         CHOSEN=weights_TK.shape[1],
         HALF=half,
-        SCALED=scale13_EF is not None,
-        AHEAD=_ahead(tile, w13_EFH, programs) if stay else tile.depth,
+        SCALED=scale31_EF is not None,
+        AHEAD=_ahead(tile, w31_EFH, programs) if stay else tile.depth,
         **_launch(tile, stay, pdl),
     )
     if rounded:
@@ -107,11 +107,11 @@ def _tiles(
     return tiles, num_programs(tiles, device) if stay else tiles
 
 
-def _ahead(tile: Tile, w13_EFH: Tensor, programs: int) -> int:
+def _ahead(tile: Tile, w31_EFH: Tensor, programs: int) -> int:
     """Return how much of its first rows each program fetches before the previous kernel ends."""
-    line = 128 // w13_EFH.element_size()
+    line = 128 // w31_EFH.element_size()
     lines = _AHEAD // (128 * 2 * tile.columns * programs)
-    return min(max(lines * line, tile.depth), w13_EFH.shape[2])
+    return min(max(lines * line, tile.depth), w31_EFH.shape[2])
 
 
 def _launch(tile: Tile, stay: bool, pdl: bool) -> dict[str, Any]:

@@ -44,8 +44,8 @@ def gate_up_tile(
     """Compute a tile of an expert whose weights, scales and pairs start at the pointers."""
     start, stop = tl.load(starts_ptr), tl.load(starts_ptr + 1)
     wide = columns < width
-    gate_ptr = w_ptr + columns[:, None] * hidden
-    up_ptr = gate_ptr + width * hidden
+    up_ptr = w_ptr + columns[:, None] * hidden
+    gate_ptr = up_ptr + width * hidden
     for first in range(start + lane * ROWS, stop, lanes * ROWS):
         rows = first + tl.arange(0, ROWS)
         live = rows < stop
@@ -65,8 +65,8 @@ def gate_up_tile(
             gate = tl.dot(x, tl.trans(gate_w), gate, input_precision="ieee")
             up = tl.dot(x, tl.trans(up_w), up, input_precision="ieee")
         if SCALED:
-            gate *= tl.load(scale_ptr + columns, mask=wide, other=0.0)[None, :]
-            up *= tl.load(scale_ptr + width + columns, mask=wide, other=0.0)[None, :]
+            up *= tl.load(scale_ptr + columns, mask=wide, other=0.0)[None, :]
+            gate *= tl.load(scale_ptr + width + columns, mask=wide, other=0.0)[None, :]
         mid = gate * tl.sigmoid(gate) * up
         if HALF:
             mid = tl.minimum(tl.maximum(mid * _SHRUNK, -65504.0), 65504.0)

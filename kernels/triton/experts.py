@@ -1,7 +1,7 @@
 """Gated experts in Triton: list each expert's pairs, gate-up-SiLU, down, then sum in order.
 
-Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: gate
-rows, then up rows), K experts of a token, S token-expert pairs (T * K).
+Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: up
+rows, then gate rows), K experts of a token, S token-expert pairs (T * K).
 """
 
 from functools import partial
@@ -50,7 +50,7 @@ _OTHERS: Final = {
 
 def experts_forward(
     x_TH: Tensor,
-    w13_EFH: Tensor,
+    w31_EFH: Tensor,
     w2_EHI: Tensor,
     ids_TK: Tensor,
     weights_TK: Tensor,
@@ -66,14 +66,14 @@ def experts_forward(
     pairs.
     """
     return quantized_experts_forward(
-        x_TH, w13_EFH, None, w2_EHI, None, ids_TK, weights_TK, pairs, tile=tile, stay=stay, pdl=pdl
+        x_TH, w31_EFH, None, w2_EHI, None, ids_TK, weights_TK, pairs, tile=tile, stay=stay, pdl=pdl
     )
 
 
 def quantized_experts_forward(
     x_TH: Tensor,
-    w13_EFH: Tensor,
-    scale13_EF: Tensor | None,
+    w31_EFH: Tensor,
+    scale31_EF: Tensor | None,
     w2_EHI: Tensor,
     scale2_EH: Tensor | None,
     ids_TK: Tensor,
@@ -91,15 +91,15 @@ def quantized_experts_forward(
     """
     if ids_TK.numel() == 0:
         return torch.empty_like(x_TH)
-    experts = w13_EFH, scale13_EF, w2_EHI, scale2_EH
+    experts = w31_EFH, scale31_EF, w2_EHI, scale2_EH
     part_SH = _outputs(x_TH, *experts, ids_TK, weights_TK, pairs, tile, half, stay, pdl)
     return sum_pairs(part_SH, ids_TK, len(w2_EHI), pdl=pdl)
 
 
 def experts_add_norm(
     x_TH: Tensor,
-    w13_EFH: Tensor,
-    scale13_EF: Tensor | None,
+    w31_EFH: Tensor,
+    scale31_EF: Tensor | None,
     w2_EHI: Tensor,
     scale2_EH: Tensor | None,
     ids_TK: Tensor,
@@ -120,7 +120,7 @@ def experts_add_norm(
 
     If `fused`, one kernel sums over a token's experts, adds and norms.
     """
-    experts = w13_EFH, scale13_EF, w2_EHI, scale2_EH
+    experts = w31_EFH, scale31_EF, w2_EHI, scale2_EH
     if fused and ids_TK.numel() > 0:
         part_SH = _outputs(x_TH, *experts, ids_TK, weights_TK, pairs, tile, half, stay, pdl)
         norm = residual_TH, norm_H, eps
@@ -135,8 +135,8 @@ def experts_add_norm(
 
 def _outputs(
     x_TH: Tensor,
-    w13_EFH: Tensor,
-    scale13_EF: Tensor | None,
+    w31_EFH: Tensor,
+    scale31_EF: Tensor | None,
     w2_EHI: Tensor,
     scale2_EH: Tensor | None,
     ids_TK: Tensor,
@@ -151,7 +151,7 @@ def _outputs(
     num_experts = len(w2_EHI)
     tile = tile or tile_for(ids_TK.numel() / num_experts, x_TH.element_size())
     pairs = pairs or list_pairs(ids_TK, num_experts, pdl=pdl)
-    experts = w13_EFH, scale13_EF, w2_EHI, scale2_EH
+    experts = w31_EFH, scale31_EF, w2_EHI, scale2_EH
     return multiply_pairs(x_TH, *experts, weights_TK, pairs, tile, half=half, stay=stay, pdl=pdl)
 
 
@@ -169,8 +169,8 @@ def tiles_of(x_TH: Tensor, num_experts: int, num_chosen: int) -> list[Tile]:
     return list(dict.fromkeys([default, *(Tile(n, *rest) for n in rows for rest in _OTHERS[n])]))
 
 
-def _shape(x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor) -> Shape:
-    kinds = str(x_TH.dtype), str(w13_EFH.dtype)
+def _shape(x_TH: Tensor, w31_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor) -> Shape:
+    kinds = str(x_TH.dtype), str(w31_EFH.dtype)
     return Shape((*w2_EHI.shape, ids_TK.shape[1], *kinds), (rounded_up(len(x_TH)),))
 
 
@@ -182,12 +182,12 @@ def _is_grouped_mm_a_kernel(x_TH: Tensor, w2_EHI: Tensor) -> bool:
 
 
 def _variants(
-    run: Run, faster: tuple[str, Run], x_TH: Tensor, w13_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor
+    run: Run, faster: tuple[str, Run], x_TH: Tensor, w31_EFH: Tensor, w2_EHI: Tensor, ids_TK: Tensor
 ) -> list[Variant]:
     """Return `run` with the default tile, then the likely faster program with all tiles."""
     tiles = tiles_of(x_TH, len(w2_EHI), ids_TK.shape[1])
     name, program = faster
-    if x_TH.dtype == torch.bfloat16 and w13_EFH.dtype == torch.float8_e4m3fn:
+    if x_TH.dtype == torch.bfloat16 and w31_EFH.dtype == torch.float8_e4m3fn:
         name, program = f"{name} half", partial(program, half=True)
     found = tiled_variants(tiles, program, name)
     if program is not run:
@@ -204,34 +204,34 @@ def _variants(
 EXPERTS: Final = Kernel(
     "experts_forward",
     experts.experts_forward,
-    lambda x, w13, w2, ids, *_: _shape(x, w13, w2, ids),
-    lambda x, w13, w2, ids, *_: _variants(
-        experts_forward, ("triton", experts_forward), x, w13, w2, ids
+    lambda x, w31, w2, ids, *_: _shape(x, w31, w2, ids),
+    lambda x, w31, w2, ids, *_: _variants(
+        experts_forward, ("triton", experts_forward), x, w31, w2, ids
     ),
-    recordable=lambda x, _w13, w2, *_: _is_grouped_mm_a_kernel(x, w2),
+    recordable=lambda x, _w31, w2, *_: _is_grouped_mm_a_kernel(x, w2),
 )
 QUANTIZED_EXPERTS: Final = Kernel(
     "quantized_experts_forward",
     quantized.quantized_experts_forward,
-    lambda x, w13, _scale13, w2, _scale2, ids, *_: _shape(x, w13, w2, ids),
-    lambda x, w13, _scale13, w2, _scale2, ids, *_: _variants(
-        quantized_experts_forward, ("triton", quantized_experts_forward), x, w13, w2, ids
+    lambda x, w31, _scale31, w2, _scale2, ids, *_: _shape(x, w31, w2, ids),
+    lambda x, w31, _scale31, w2, _scale2, ids, *_: _variants(
+        quantized_experts_forward, ("triton", quantized_experts_forward), x, w31, w2, ids
     ),
-    recordable=lambda x, _w13, _scale13, w2, *_: _is_grouped_mm_a_kernel(x, w2),
+    recordable=lambda x, _w31, _scale31, w2, *_: _is_grouped_mm_a_kernel(x, w2),
 )
 EXPERTS_ADD_NORM: Final = Kernel(
     "experts_add_norm",
     quantized.experts_add_norm,
-    lambda x, w13, _scale13, w2, _scale2, ids, *_: _shape(x, w13, w2, ids),
-    lambda x, w13, _scale13, w2, _scale2, ids, *_: _variants(
+    lambda x, w31, _scale31, w2, _scale2, ids, *_: _shape(x, w31, w2, ids),
+    lambda x, w31, _scale31, w2, _scale2, ids, *_: _variants(
         experts_add_norm,
         ("triton fused", partial(experts_add_norm, fused=True)),
         x,
-        w13,
+        w31,
         w2,
         ids,
     ),
-    recordable=lambda x, _w13, _scale13, w2, *_: _is_grouped_mm_a_kernel(x, w2),
+    recordable=lambda x, _w31, _scale31, w2, *_: _is_grouped_mm_a_kernel(x, w2),
 )
 
 

@@ -2,8 +2,8 @@
 
 Few rows are multiplied in Triton, many by torch's grouped product of float8 matrices.
 
-Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: gate
-rows, then up rows), K experts of a token, S token-expert pairs (T * K).
+Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: up
+rows, then gate rows), K experts of a token, S token-expert pairs (T * K).
 """
 
 from functools import partial
@@ -35,8 +35,8 @@ _MANY: Final = 16  # rows per expert from which the grouped product is tried
 
 def float8_experts_forward(
     x_TH: Tensor,
-    w13_EFH: Tensor,
-    scale13_EF: Tensor,
+    w31_EFH: Tensor,
+    scale31_EF: Tensor,
     w2_EHI: Tensor,
     scale2_EH: Tensor,
     ids_TK: Tensor,
@@ -56,7 +56,7 @@ def float8_experts_forward(
     num_experts = len(w2_EHI)
     tile = tile or tile_for(ids_TK.numel() / num_experts, x_TH.element_size())
     pairs = pairs or list_pairs(ids_TK, num_experts, pdl=pdl)
-    experts = w13_EFH, scale13_EF, w2_EHI, scale2_EH
+    experts = w31_EFH, scale31_EF, w2_EHI, scale2_EH
     part_SH = multiply_pairs(
         round_rows(x_TH, pdl=pdl),
         *experts,
@@ -72,8 +72,8 @@ def float8_experts_forward(
 
 def scaled_grouped_mm(
     x_TH: Tensor,
-    w13_EFH: Tensor,
-    scale13_EF: Tensor,
+    w31_EFH: Tensor,
+    scale31_EF: Tensor,
     w2_EHI: Tensor,
     scale2_EH: Tensor,
     ids_TK: Tensor,
@@ -112,7 +112,7 @@ def scaled_grouped_mm(
     multiply = partial(
         torch._scaled_grouped_mm, offs=ends_E, out_dtype=x_TH.dtype, use_fast_accum=fast
     )
-    gate_up_SF = multiply(x_SH, w13_EFH.transpose(1, 2), scale_S[0], scale13_EF)
+    gate_up_SF = multiply(x_SH, w31_EFH.transpose(1, 2), scale_S[0], scale31_EF)
     block = triton.next_power_of_2(width)
     _gate_row[(rows,)](
         gate_up_SF,
@@ -161,8 +161,8 @@ def _multiplies_groups(x_TH: Tensor, w2_EHI: Tensor, ids_TK: Tensor) -> bool:
 FLOAT8_EXPERTS: Final = Kernel(
     "float8_experts_forward",
     quantized.float8_experts_forward,
-    lambda x, _w13, _scale13, w2, _scale2, ids, *_: _shape(x, w2, ids),
-    lambda x, _w13, _scale13, w2, _scale2, ids, *_: _variants(x, w2, ids),
+    lambda x, _w31, _scale31, w2, _scale2, ids, *_: _shape(x, w2, ids),
+    lambda x, _w31, _scale31, w2, _scale2, ids, *_: _variants(x, w2, ids),
     # Activations between the products are rounded to three bits; near a midpoint, the last bit of
     # their own dtype decides. So a few sums have errors that are as large in float32.
     tolerance=4.0,
@@ -221,9 +221,9 @@ def _gate_row(
     if first + row < tl.load(starts_ptr + num_experts):
         at = tl.arange(0, BLOCK)
         inside = at < width
-        gate_row = x_ptr + row.to(tl.int64) * 2 * width + at
-        gate = tl.load(gate_row, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(gate_row + width, mask=inside, other=0.0).to(tl.float32)
+        up_row = x_ptr + row.to(tl.int64) * 2 * width + at
+        up = tl.load(up_row, mask=inside, other=0.0).to(tl.float32)
+        gate = tl.load(up_row + width, mask=inside, other=0.0).to(tl.float32)
         x, scale = float8_row(gate * tl.sigmoid(gate) * up)
         weight = tl.load(weights_ptr + tl.load(order_ptr + first + row)).to(tl.float32)
         tl.store(scale_ptr + row, scale * weight)

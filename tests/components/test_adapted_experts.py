@@ -19,7 +19,7 @@ LORAS = LoRA("first", "", 1), LoRA("second", "", 2), LoRA("of attention", "", 3)
 def layer(dtype: torch.dtype, running: Running) -> Experts:
     """Return experts; the first two adapters change the matrices of some of them."""
     experts = Experts(EXPERTS, HIDDEN, WIDTH, Mesh(), dtype, TORCH)
-    for weight in (experts.w13, experts.w2):
+    for weight in (experts.w31, experts.w2):
         shape = weight.plain.shape
         weight.dense = torch.nn.Parameter(torch.randn(shape, dtype=dtype), requires_grad=False)
         weight.lora = LowRank(running)
@@ -77,6 +77,6 @@ def test_rows_of_an_adapter_are_those_of_merged_weights(share: int) -> None:
     running.adapted = (Adapted(LORAS[0], rows),)
     adapted_TH = experts(x_TH, routing)
     running.adapted = ()
-    merge(experts.w13, LORAS[0])
+    merge(experts.w31, LORAS[0])
     merge(experts.w2, LORAS[0])
     torch.testing.assert_close(adapted_TH[rows], experts(x_TH, routing)[rows])

@@ -12,12 +12,12 @@ from diffray.kernels.rope_scaling import Rope
 from diffray.kernels.router import grouped_sigmoid_topk, softmax_topk
 
 
-def one_by_one(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+def one_by_one(x: Tensor, w31: Tensor, w2: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     out = torch.zeros_like(x)
     for t in range(len(x)):
         for e, weight in zip(ids[t].tolist(), weights[t], strict=True):
-            if 0 <= e < len(w13):
-                gate, up = (w13[e] @ x[t]).chunk(2)
+            if 0 <= e < len(w31):
+                up, gate = (w31[e] @ x[t]).chunk(2)
                 out[t] += weight.to(x.dtype) * (w2[e] @ (silu(gate) * up))
     return out
 
@@ -33,26 +33,26 @@ def test_experts_sorted_equal_experts_one_by_one(
 ) -> None:
     torch.manual_seed(0)
     x = torch.randn(11, hidden).to(dtype)
-    w13, w2 = torch.randn(8, 2 * width, hidden), torch.randn(8, hidden, width)
-    w13, w2 = (w[first : first + num_experts].to(dtype) / hidden**0.5 for w in (w13, w2))
+    w31, w2 = torch.randn(8, 2 * width, hidden), torch.randn(8, hidden, width)
+    w31, w2 = (w[first : first + num_experts].to(dtype) / hidden**0.5 for w in (w31, w2))
     weights, ids = torch.randn(11, 8).softmax(-1).topk(3)
-    args = (x, w13, w2, ids - first, weights)
+    args = (x, w31, w2, ids - first, weights)
     torch.testing.assert_close(
         experts_forward(*args), one_by_one(*args), atol=tolerance, rtol=tolerance
     )
 
 
 def test_a_token_without_an_expert_here_gets_zero() -> None:
-    x, w13, w2 = torch.ones(2, 8), torch.ones(2, 8, 8), torch.ones(2, 8, 4)
-    out = experts_forward(x, w13, w2, torch.tensor([[-1, 2], [0, 5]]), torch.ones(2, 2))
+    x, w31, w2 = torch.ones(2, 8), torch.ones(2, 8, 8), torch.ones(2, 8, 4)
+    out = experts_forward(x, w31, w2, torch.tensor([[-1, 2], [0, 5]]), torch.ones(2, 2))
     assert not out[0].any() and bool(out[1].all())
 
 
 def test_experts_of_a_token_do_not_hang_on_the_others() -> None:
     torch.manual_seed(0)
-    x, w13, w2 = torch.randn(9, 6).double(), torch.randn(4, 10, 6), torch.randn(4, 6, 5)
+    x, w31, w2 = torch.randn(9, 6).double(), torch.randn(4, 10, 6), torch.randn(4, 6, 5)
     weights, ids = torch.rand(9, 4).double().topk(2)
-    args = (w13.double(), w2.double())
+    args = (w31.double(), w2.double())
     alone = experts_forward(x[3:4], *args, ids[3:4], weights[3:4])
     torch.testing.assert_close(experts_forward(x, *args, ids, weights)[3:4], alone)
 

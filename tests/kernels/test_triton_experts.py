@@ -28,10 +28,10 @@ from diffray.kernels.variants import Tile
 def case(tokens: int, experts: int, chosen: int, hidden: int, width: int) -> list[Tensor]:
     torch.manual_seed(tokens + hidden)
     x = torch.randn(tokens, hidden)
-    w13 = torch.randn(experts, 2 * width, hidden) / hidden**0.5
+    w31 = torch.randn(experts, 2 * width, hidden) / hidden**0.5
     w2 = torch.randn(experts, hidden, width) / width**0.5
     weights, ids = torch.randn(tokens, experts).softmax(-1).topk(chosen)
-    return [part.to(DEVICE) for part in (x, w13, w2, ids, weights)]
+    return [part.to(DEVICE) for part in (x, w31, w2, ids, weights)]
 
 
 @pytest.mark.parametrize(
@@ -41,54 +41,54 @@ def case(tokens: int, experts: int, chosen: int, hidden: int, width: int) -> lis
 def test_experts_equal_the_reference(
     tokens: int, experts: int, chosen: int, hidden: int, width: int
 ) -> None:
-    x, w13, w2, ids, weights = case(tokens, experts, chosen, hidden, width)
+    x, w31, w2, ids, weights = case(tokens, experts, chosen, hidden, width)
     torch.testing.assert_close(
-        experts_forward(x, w13, w2, ids, weights),
-        reference(x, w13, w2, ids, weights),
+        experts_forward(x, w31, w2, ids, weights),
+        reference(x, w31, w2, ids, weights),
         atol=1e-5,
         rtol=1e-4,
     )
 
 
 def test_experts_of_other_ranks_add_nothing() -> None:
-    x, w13, w2, ids, weights = case(13, 6, 3, 48, 20)
-    some = experts_forward(x, w13[2:4].contiguous(), w2[2:4].contiguous(), ids - 2, weights)
-    expected = reference(x, w13[2:4], w2[2:4], ids - 2, weights)
+    x, w31, w2, ids, weights = case(13, 6, 3, 48, 20)
+    some = experts_forward(x, w31[2:4].contiguous(), w2[2:4].contiguous(), ids - 2, weights)
+    expected = reference(x, w31[2:4], w2[2:4], ids - 2, weights)
     torch.testing.assert_close(some, expected, atol=1e-5, rtol=1e-4)
-    none = experts_forward(x, w13, w2, torch.full_like(ids, 6), weights)
+    none = experts_forward(x, w31, w2, torch.full_like(ids, 6), weights)
     assert torch.equal(none, torch.zeros_like(x))
 
 
 def test_pairs_that_the_router_lists_are_not_listed_again() -> None:
-    x, w13, w2, ids, weights = case(13, 6, 3, 48, 20)
+    x, w31, w2, ids, weights = case(13, 6, 3, 48, 20)
     listed = Routing(ids, weights, *list_pairs(ids, 6)).of(2, 4)
-    args = x, w13[2:4].contiguous(), w2[2:4].contiguous(), listed.ids_TK, weights
+    args = x, w31[2:4].contiguous(), w2[2:4].contiguous(), listed.ids_TK, weights
     assert torch.equal(experts_forward(*args, listed.pairs), experts_forward(*args))
-    whole = x, w13, w2, ids, weights
+    whole = x, w31, w2, ids, weights
     wrong = list_pairs(ids, 6)
     wrong = wrong._replace(order_S=wrong.order_S.flip(0))  # other experts' pairs
     assert not torch.equal(experts_forward(*whole, wrong), experts_forward(*whole))
 
 
 def test_all_tokens_at_one_expert_go_through_several_tiles() -> None:
-    x, w13, w2, ids, weights = case(150, 64, 1, 16, 16)
+    x, w31, w2, ids, weights = case(150, 64, 1, 16, 16)
     assert tile_for(150 / 64, 4).rows < 150
     ids = torch.full_like(ids, 5)
-    expected = reference(x, w13, w2, ids, weights)
+    expected = reference(x, w31, w2, ids, weights)
     torch.testing.assert_close(
-        experts_forward(x, w13, w2, ids, weights), expected, atol=1e-5, rtol=1e-4
+        experts_forward(x, w31, w2, ids, weights), expected, atol=1e-5, rtol=1e-4
     )
 
 
 def test_a_token_gets_the_same_bits_in_every_batch() -> None:
-    x, w13, w2, ids, weights = case(16, 8, 2, 32, 32)
-    alone = experts_forward(x[3:4], w13, w2, ids[3:4], weights[3:4])
-    assert torch.equal(experts_forward(x, w13, w2, ids, weights)[3:4], alone)
+    x, w31, w2, ids, weights = case(16, 8, 2, 32, 32)
+    alone = experts_forward(x[3:4], w31, w2, ids[3:4], weights[3:4])
+    assert torch.equal(experts_forward(x, w31, w2, ids, weights)[3:4], alone)
 
 
 def test_no_tokens_give_no_rows() -> None:
-    x, w13, w2, ids, weights = case(4, 3, 2, 16, 16)
-    assert experts_forward(x[:0], w13, w2, ids[:0], weights[:0]).shape == (0, 16)
+    x, w31, w2, ids, weights = case(4, 3, 2, 16, 16)
+    assert experts_forward(x[:0], w31, w2, ids[:0], weights[:0]).shape == (0, 16)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -97,10 +97,10 @@ def test_no_tokens_give_no_rows() -> None:
 def test_experts_and_the_norm_that_follows_equal_the_reference(
     shared: bool, fused: bool, rank: int
 ) -> None:
-    x, w13, w2, ids, weights = case(12, 6, 3, 48, 36)
+    x, w31, w2, ids, weights = case(12, 6, 3, 48, 36)
     added = torch.randn(3, 12, 48, device=DEVICE)
     norm = torch.randn(48, device=DEVICE)
-    args = x, w13[:4], None, w2[:4], None, ids - 2 * rank, weights, None
+    args = x, w31[:4], None, w2[:4], None, ids - 2 * rank, weights, None
     rest = added[0] if shared else None, added[1], norm, 1e-5
     got = experts_add_norm(*args, *rest, fused=fused)
     expected = quantized.experts_add_norm(*args, *rest)
@@ -111,11 +111,11 @@ def test_experts_and_the_norm_that_follows_equal_the_reference(
 
 
 def test_the_fused_norm_rounds_where_separate_kernels_round() -> None:
-    x, w13, w2, ids, weights = (
+    x, w31, w2, ids, weights = (
         part.half() if part.is_floating_point() else part for part in case(9, 6, 3, 48, 36)
     )
     added, norm = torch.randn(2, 9, 48, device=DEVICE).half(), torch.randn(48, device=DEVICE).half()
-    args = x, w13, None, w2, None, ids, weights, None, added[0], added[1], norm, 1e-5
+    args = x, w31, None, w2, None, ids, weights, None, added[0], added[1], norm, 1e-5
     got, expected = (experts_add_norm(*args, fused=fused) for fused in (True, False))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, expected, strict=True))
 
@@ -134,8 +134,8 @@ def test_every_variant_equals_the_reference_in_bfloat16(
 ) -> None:
     args = narrow(case(tokens, experts, chosen, 40, 24))
     args[3][: tokens // 2] = args[3][0]  # half of the tokens choose the same experts
-    x, w13, w2, ids, weights = (p.float() if p.is_floating_point() else p for p in args)
-    expected = reference(x, w13, w2, ids, weights)
+    x, w31, w2, ids, weights = (p.float() if p.is_floating_point() else p for p in args)
+    expected = reference(x, w31, w2, ids, weights)
     *variants, _ = EXPERTS.variants(*args, None)
     # Warps and stages make a difference on a GPU only.
     distinct = {v.name.split(" w")[0] if DEVICE.type == "cpu" else v.name: v for v in variants}
@@ -158,10 +158,10 @@ def test_a_tile_holds_the_rows_of_an_expert_that_all_tokens_choose() -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_programs_that_stay_give_the_same_bits(tile: Tile, rank: int) -> None:
     """Each has several tiles, some of experts without tokens, some of more rows than a tile."""
-    x, w13, w2, ids, weights = case(70, 6, 2, 70, 37)
+    x, w31, w2, ids, weights = case(70, 6, 2, 70, 37)
     ids[:40], ids[40:50] = torch.tensor([1, 3], device=DEVICE), 4
     own = slice(3 * rank, 3 * rank + 3)
-    args = x, w13[own].contiguous(), w2[own].contiguous(), ids - 3 * rank, weights
+    args = x, w31[own].contiguous(), w2[own].contiguous(), ids - 3 * rank, weights
     assert num_programs(3 * 3, torch.device("cpu")) < 3 * 3
     staying = experts_forward(*args, tile=tile, stay=True)
     assert torch.equal(staying, experts_forward(*args, tile=tile))
@@ -184,22 +184,22 @@ def in_bytes(w: Tensor, name: str) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 def test_quantized_experts_equal_their_weights_scaled_back(name: str) -> None:
-    x, w13, w2, ids, weights = case(12, 5, 2, 48, 36)
-    q13, q2 = in_bytes(w13, name), in_bytes(w2, name)
+    x, w31, w2, ids, weights = case(12, 5, 2, 48, 36)
+    q13, q2 = in_bytes(w31, name), in_bytes(w2, name)
     args = (x, *q13, *q2, ids, weights)
     got = quantized_experts_forward(*args)
     torch.testing.assert_close(
         got, quantized.quantized_experts_forward(*args), atol=1e-5, rtol=1e-4
     )
-    exact = reference(x, w13, w2, ids, weights)
+    exact = reference(x, w31, w2, ids, weights)
     assert 0 < float((got - exact).norm() / exact.norm()) < 0.06
 
 
 @pytest.mark.parametrize("louder", [1.0, 300.0])
 def test_float8_weights_are_multiplied_in_float16_whatever_the_range(louder: float) -> None:
     """Between the louder products numbers exceed float16's largest."""
-    x, w13, w2, ids, weights = narrow(case(20, 5, 2, 48, 36))
-    quantized_ones = [in_bytes(w, "fp8") for w in (w13 * louder, w2)]
+    x, w31, w2, ids, weights = narrow(case(20, 5, 2, 48, 36))
+    quantized_ones = [in_bytes(w, "fp8") for w in (w31 * louder, w2)]
     args = (*quantized_ones[0], *quantized_ones[1], ids, weights.float(), None)
     expected = quantized.quantized_experts_forward(x.float(), *args)
     with exact_bfloat16():

@@ -25,9 +25,9 @@ def case(tokens: int) -> list[Tensor]:
     """Return tokens, float8 weights and their scales, each token's experts and weights."""
     torch.manual_seed(tokens)
     x = torch.randn(tokens, HIDDEN)
-    w13 = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN) / HIDDEN**0.5
+    w31 = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN) / HIDDEN**0.5
     w2 = torch.randn(EXPERTS, HIDDEN, WIDTH) / WIDTH**0.5
-    kept = [quantize(w, FORMATS["w8a8_fp8"]) for w in (w13, w2)]
+    kept = [quantize(w, FORMATS["w8a8_fp8"]) for w in (w31, w2)]
     parts = [part for w in kept for part in (w.values_EOI, w.scale_EOG.squeeze(2))]
     weights, ids = torch.randn(tokens, EXPERTS).softmax(-1).topk(CHOSEN)
     return [part.to(DEVICE) for part in (x, *parts, ids, weights)]
@@ -113,8 +113,8 @@ def test_rounding_what_experts_take_is_not_left_out(program: Run) -> None:
     args = case(40)
     if DEVICE.type == "cuda":
         args[0], args[-1] = args[0].bfloat16(), args[-1].bfloat16()
-    x, w13, scale13, w2, scale2, ids, weights = args
-    unrounded = quantized.quantized_experts_forward(x, w13, scale13, w2, scale2, ids, weights)
+    x, w31, scale31, w2, scale2, ids, weights = args
+    unrounded = quantized.quantized_experts_forward(x, w31, scale31, w2, scale2, ids, weights)
     assert 0.01 < distance(program(*args), unrounded) < 0.1
 
 

@@ -5,12 +5,12 @@ rows, then gate rows), K experts of a token, S token-expert pairs (T * K).
 """
 
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from diffray.kernels import experts, quantized
+from diffray.kernels import experts, flashinfer_experts, quantized
 from diffray.kernels.router import Pairs
 from diffray.kernels.triton.expert_products import AHEAD_S, fullest, multiply_pairs
 from diffray.kernels.triton.launch import EARLY_S, tiled_variants
@@ -128,6 +128,34 @@ def experts_add_norm(
     out_TH = quantized_experts_forward(
         x_TH, *experts, ids_TK, weights_TK, pairs, tile=tile, half=half, stay=stay, pdl=pdl
     )
+    return _add_norm(out_TH, shared_TH, residual_TH, norm_H, eps, pdl=pdl)
+
+
+def _flashinfer_add_norm(
+    x_TH: Tensor,
+    w31_EFH: Tensor,
+    _scale31: None,
+    w2_EHI: Tensor,
+    _scale2: None,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+    pairs: Pairs | None,
+    *added: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return the same with FlashInfer's experts; they are not quantized."""
+    out_TH = flashinfer_experts.experts_forward(x_TH, w31_EFH, w2_EHI, ids_TK, weights_TK, pairs)
+    return _add_norm(out_TH, *added)
+
+
+def _add_norm(
+    out_TH: Tensor,
+    shared_TH: Tensor | None,
+    residual_TH: Tensor,
+    norm_H: Tensor,
+    eps: float,
+    *,
+    pdl: bool = False,
+) -> tuple[Tensor, Tensor]:
     if shared_TH is not None:
         out_TH = out_TH + shared_TH
     return add_norm(out_TH, residual_TH, norm_H, eps, pdl=pdl)
@@ -201,13 +229,19 @@ def _variants(
     )
 
 
+def _flashinfer(run: Run, x_TH: Tensor, w31_EFH: Tensor, w2_EHI: Tensor) -> list[Variant]:
+    can_run = flashinfer_experts.can_run(x_TH, w31_EFH, w2_EHI)
+    return [Variant("flashinfer", run)] if can_run else []
+
+
 EXPERTS: Final = Kernel(
     "experts_forward",
     experts.experts_forward,
     lambda x, w31, w2, ids, *_: _shape(x, w31, w2, ids),
-    lambda x, w31, w2, ids, *_: _variants(
-        experts_forward, ("triton", experts_forward), x, w31, w2, ids
-    ),
+    lambda x, w31, w2, ids, *_: [
+        *_variants(experts_forward, ("triton", experts_forward), x, w31, w2, ids),
+        *_flashinfer(flashinfer_experts.experts_forward, x, w31, w2),
+    ],
     recordable=lambda x, _w31, w2, *_: _is_grouped_mm_a_kernel(x, w2),
 )
 QUANTIZED_EXPERTS: Final = Kernel(
@@ -223,14 +257,17 @@ EXPERTS_ADD_NORM: Final = Kernel(
     "experts_add_norm",
     quantized.experts_add_norm,
     lambda x, w31, _scale31, w2, _scale2, ids, *_: _shape(x, w31, w2, ids),
-    lambda x, w31, _scale31, w2, _scale2, ids, *_: _variants(
-        experts_add_norm,
-        ("triton fused", partial(experts_add_norm, fused=True)),
-        x,
-        w31,
-        w2,
-        ids,
-    ),
+    lambda x, w31, _scale31, w2, _scale2, ids, *_: [
+        *_variants(
+            experts_add_norm,
+            ("triton fused", partial(experts_add_norm, fused=True)),
+            x,
+            w31,
+            w2,
+            ids,
+        ),
+        *_flashinfer(_flashinfer_add_norm, x, w31, w2),
+    ],
     recordable=lambda x, _w31, _scale31, w2, *_: _is_grouped_mm_a_kernel(x, w2),
 )
 

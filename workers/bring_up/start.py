@@ -24,7 +24,7 @@ from diffray.components.backend import (
 from diffray.components.checkpoints.checkpoint import read_config, resolve
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import kernels_for
-from diffray.kernels import variants
+from diffray.kernels import flashinfer_experts, variants
 from diffray.workers.bring_up.findings import Findings, FindingsFile
 from diffray.workers.bring_up.one_layer import Sizes, shapes_of
 from diffray.workers.bring_up.sum_trial import OPENER, PATIENCE_S, RECORDER, try_together
@@ -193,6 +193,7 @@ def key_of(plan: TrialPlan) -> dict[str, str]:
         **gpu_facts(torch.device(plan.device)),
         "torch": torch.__version__,
         "triton": triton_version,
+        "flashinfer": flashinfer_experts.installed_version(),
         "diffray": diffray.__version__,
         "kernels": _digest_of_kernels(),
         "graphs": str(plan.graphs),

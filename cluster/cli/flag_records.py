@@ -4,7 +4,7 @@ A record is a frozen dataclass whose fields are made by `flag`. It may name a co
 that declares the same fields: their help then comes from there, and they are None unless typed.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, signature
@@ -44,21 +44,33 @@ def names_of(*records: Any) -> set[str]:
     return {each.name for flags in records for each in fields(flags)}
 
 
+def paths_to_flags(context: typer.Context, sections: Mapping[str, Iterable[Any]]) -> dict[str, str]:
+    """Return the flag of each field of some records, by the path of a configuration's option."""
+    flags = {
+        parameter.name: _typed_name(parameter, context) for parameter in context.command.params
+    }
+    return {
+        f"{section}.{name}": flags[name]
+        for section, records in sections.items()
+        for name in names_of(*records)
+    }
+
+
 def refuse_flags(context: typer.Context, when: str, names: Iterable[str]) -> None:
     """Refuse named parameters that were typed, because they would have no effect."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            name = "MODEL"
-            if parameter.param_type_name == "option":
-                name = _spelled([*parameter.opts, *parameter.secondary_opts], context.meta[WORDS])
-            raise ValueError(f"{name} has no effect {when}; drop it")
+            raise ValueError(f"{_typed_name(parameter, context)} has no effect {when}; drop it")
 
 
-def _spelled(names: list[str], words: list[str]) -> str:
-    """Return the name under which an option was typed."""
-    found = {word.partition("=")[0] for word in words}
-    return next((name for name in names if name in found), names[0])
+def _typed_name(parameter: Any, context: typer.Context) -> str:
+    """Return the name under which an option was typed, or else its first one."""
+    if parameter.param_type_name != "option":
+        return "MODEL"
+    names = [*parameter.opts, *parameter.secondary_opts]
+    found = {word.partition("=")[0] for word in context.meta[WORDS]}
+    return next((name for name in names if name in found), str(names[0]))
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

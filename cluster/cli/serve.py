@@ -7,7 +7,13 @@ import typer
 from diffray.cluster.cli import flags
 from diffray.cluster.cli import serve_options as own
 from diffray.cluster.cli.failures import one_sentence
-from diffray.cluster.cli.flag_records import names_of, refuse_flags, spread, typed
+from diffray.cluster.cli.flag_records import (
+    names_of,
+    paths_to_flags,
+    refuse_flags,
+    spread,
+    typed,
+)
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.environment import (
     API_KEY,
@@ -24,6 +30,14 @@ if TYPE_CHECKING:
 
     from diffray.cluster.serve.config_file import Applications
     from diffray.cluster.serve.supervisor import Ending
+
+# The records of flags that set the options of each section of a configuration.
+_SECTIONS: dict[str, tuple[Any, ...]] = {
+    "engine_kwargs": (flags.Engine, own.Layout),
+    "deployment_config": (own.Routing,),
+    "placement_group_config": (own.Placement,),
+    "api": (own.Api,),
+}
 
 
 @spread
@@ -59,6 +73,7 @@ def serve(
         if models and naming.model_path:
             raise ValueError("the model is given twice; leave --model out")
         return _described(
+            context,
             models or [naming.model_path or "demo"],
             naming.served_model_name,
             engine_kwargs=typed(engine) | typed(layout),
@@ -124,7 +139,9 @@ def _configured(path: "Path", keys: dict[str, list[str]]) -> "Applications":
     return read_applications(path)
 
 
-def _described(models: list[str], name: str | None, **options: Any) -> "Applications":
+def _described(
+    context: typer.Context, models: list[str], name: str | None, **options: Any
+) -> "Applications":
     """Return the applications that the flags describe: each model with the same options."""
     from diffray.cluster.serve.config_file import applications
 
@@ -137,7 +154,8 @@ def _described(models: list[str], name: str | None, **options: Any) -> "Applicat
         {"model_loading_config": {"model_id": name or model, "model_source": model}} | given
         for model in models
     ]
-    return applications(described, "the flags")
+    replicas = {f"deployment_config.{name}": "--replicas" for name in own.SET_BY_REPLICAS}
+    return applications(described, "the flags", paths_to_flags(context, _SECTIONS) | replicas)
 
 
 def _diffusion(given: flags.Diffusion) -> dict[str, Any]:

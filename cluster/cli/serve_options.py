@@ -93,6 +93,9 @@ class File:
     )
 
 
+SET_BY_REPLICAS = ("num_replicas", "autoscaling_config")
+
+
 def deployment(replicas: str) -> dict[str, Any]:
     """Return the options of a Serve deployment with N or MIN:MAX replicas."""
     low, colon, high = replicas.partition(":")

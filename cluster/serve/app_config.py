@@ -98,8 +98,13 @@ class AppConfig(Config):
         return self.api.with_keys_of(self.api_key_env, self.operator_key_env, environment)
 
 
-def app_config(given: object, where: str = "args") -> AppConfig:
-    """Return the configuration; raise ValueError with one sentence on the mistake in `where`."""
+def app_config(
+    given: object, where: str = "args", flags: Mapping[str, str] | None = None
+) -> AppConfig:
+    """Return the configuration; raise ValueError with one sentence on the mistake in `where`.
+
+    The sentence names the flag instead of an option's path, if flags set the options.
+    """
     if not isinstance(given, dict):
         raise ValueError(
             f"{where}: expected a mapping with model_loading_config (given: {given!r:.100})"
@@ -110,7 +115,8 @@ def app_config(given: object, where: str = "args") -> AppConfig:
     try:
         return AppConfig.model_validate({key: _parsed(value) for key, value in given.items()})
     except ValidationError as error:
-        raise ValueError(f"{where}: {explain(error)}") from None
+        place = "" if flags else f"{where}: "
+        raise ValueError(f"{place}{explain(error, flags)}") from None
 
 
 def accelerator_types() -> set[str]:

@@ -5,7 +5,7 @@ Several models also have a door: an application that passes requests on by `mode
 
 import re
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,14 +113,17 @@ def parse_yaml(text: str, where: str) -> object:
         raise ValueError(f"{where}: {' '.join(str(error).split())}") from None
 
 
-def applications(given: object, where: str) -> Applications:
-    """Return the models of a mapping, of a list, or of a list under `llm_configs`."""
+def applications(given: object, where: str, flags: Mapping[str, str] | None = None) -> Applications:
+    """Return the models of a mapping, of a list, or of a list under `llm_configs`.
+
+    `flags` are what the user typed to set options, by their paths.
+    """
     models, door = _models(given, where)
     found = []
     for number, model in enumerate(models, start=1):
         place = where if len(models) == 1 else f"{where}, model {number}"
         prefix, rest = _split_prefix(model, place)
-        config = app_config(rest, place)
+        config = app_config(rest, place, flags)
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.model_id).strip("-") or f"model-{number}"
         default = "/" if len(models) == 1 else f"/{name}"
         found.append(Application(name, default if prefix is None else prefix, config))

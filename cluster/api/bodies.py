@@ -10,6 +10,7 @@ from diffray.cluster.api.errors import invalid, of_validation
 from diffray.cluster.api.field_types import Biases, Prompts, Stops, TokenIds, Word
 from diffray.cluster.api.noop_fields import refuse_unless_neutral
 from diffray.cluster.api.structures import NamedTool, ResponseFormat, Tool, ToolChoice
+from diffray.components.config import InvalidField, explain
 from diffray.components.grammar.json_schema import AnySchema
 from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.grammar.tool_calls import ToolCalls
@@ -143,8 +144,12 @@ class GenerationBody(SharedFields):
             "response_format": None if form is None else form.structured,
         }
         for kind in ("json", "regex", "choice", "grammar"):
-            if (value := getattr(self, f"guided_{kind}")) is not None:
-                found[f"guided_{kind}"] = StructuredOutputs(**{kind: value})
+            name = f"guided_{kind}"
+            if (value := getattr(self, name)) is not None:
+                try:
+                    found[name] = StructuredOutputs.model_validate({kind: value})
+                except ValidationError as error:
+                    raise InvalidField(explain(error, {kind: name}), name) from None
         return {field: outputs for field, outputs in found.items() if outputs is not None}
 
     @model_validator(mode="after")

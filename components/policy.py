@@ -159,7 +159,8 @@ IN_DIFFUSION: Final = IN_DECODER | {
 class Policy:
     """The four parts of one request, checked against the model that will run it."""
 
-    block_length: int
+    block_length: int  # positions that are denoised together
+    causal_length: int  # positions that see each other, if attention is block-causal
     iteration: Iteration
     decoder: Decoder
     cache: CachePolicy
@@ -170,14 +171,15 @@ class Policy:
     def resolve(params: DiffusionParams, spec: ModelSpec, pinned: int = 0) -> "Policy":
         """Fill in the model's defaults; refuse parts that do not fit the model, with a reason.
 
-        A pinned canvas of `pinned` positions is one block, unless attention is block-causal.
+        A pinned canvas of `pinned` positions is one block, whatever the attention.
         """
         causal = spec.block_causal
         decoder = params.decoder or _default_decoder(params, spec)
         iteration = params.iteration or _default_iteration(params, decoder, spec)
         cache = params.cache or (Exact() if causal else Dual())
-        own = pinned if pinned and not causal else spec.block_length
-        length = params.block_length or own
+        length = causal_length = params.block_length or spec.block_length
+        if pinned and params.block_length is None:
+            length = pinned + (causal_length if causal else 0)  # the prompt may end in such a block
         plain = "block_diffusion" if causal else "blockwise"
         check_parts(iteration, decoder, plain, encodes=spec.encodes)
         _check_attention(iteration, cache, causal=causal)
@@ -195,7 +197,15 @@ class Policy:
                 "slot_length is about the fields of a pinned canvas; add canvas: 'pinned'",
                 "diffusion.slot_length",
             )
-        policy = Policy(length, iteration, decoder, cache, params.cfg_scale, params.speculation)
+        policy = Policy(
+            length,
+            causal_length,
+            iteration,
+            decoder,
+            cache,
+            params.cfg_scale,
+            params.speculation,
+        )
         check_policy(policy)
         return policy
 

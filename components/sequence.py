@@ -8,8 +8,9 @@ Blocks are cut from `anchor`: the end of the prompt for bidirectional models, 0 
 ones, whose first block may start inside the prompt. If final tokens are encoded (a separate causal
 pass stores their K/V), blocks start after the prompt too. The last block of a bidirectional model
 is cut short at prompt + max_tokens, where a suffix may follow; a block-causal canvas has no suffix,
-and is rounded up to whole blocks. A pinned canvas (`Pins`) has masks only in its slots, and
-shrinks.
+and is rounded up to whole blocks. A pinned canvas (`Pins`) has masks only in its slots, ends with
+the last of them, and shrinks. It is one block; for a block-causal model, which attends to shorter
+blocks (`Policy.causal_length`), `anchor` is where the prompt's last one starts.
 """
 
 from collections.abc import Sequence as Items
@@ -110,13 +111,15 @@ class Sequence:
     top: tuple[Tensor, Tensor] | None = None  # ids and log-probabilities of its `final`
 
     def __post_init__(self) -> None:
-        block = self.policy.block_length
+        block, causal = self.policy.block_length, self.policy.causal_length
         self.seed = self.params.seed or 0
         self.prompt_len = len(self.prompt)
-        self.anchor = 0 if self.block_causal and not self.encodes else self.prompt_len
+        self.causal_block = (1 if self.encodes else causal) if self.block_causal else 0
+        self.anchor = self.prompt_len
+        if self.block_causal and not self.encodes:
+            self.anchor = 0 if block == causal else self.prompt_len // causal * causal
         self.first_block = (self.prompt_len - self.anchor) // block
         self._end_canvas()
-        self.causal_block = (1 if self.encodes else block) if self.block_causal else 0
         cfg_scale = self.policy.cfg_scale
         self.guided = cfg_scale > 0
         self.transforms = transforms_of(self.params, cfg_scale, self.end_ids, self.prompt_len)
@@ -294,15 +297,14 @@ class Sequence:
 
     def _end_canvas(self) -> None:
         """Set where the canvas and its blocks end."""
-        block, answer = self.policy.block_length, self.params.max_tokens
-        if self.pins is not None:
-            answer = len(self.pins.cells)
-        self.limit = blocks = self.prompt_len + answer
-        if self.pins is not None:
-            blocks = self.prompt_len + max(self.pins.slots_stop, len(self.final) + 1)
-        self.num_blocks = -(-(blocks - self.anchor) // block) - self.first_block
+        block, pins = self.policy.block_length, self.pins
+        self.limit = stop = self.prompt_len + self.params.max_tokens
+        if pins is not None:  # the literals after its last slot take no part
+            self.limit = self.prompt_len + len(pins.cells)
+            stop = self.prompt_len + max(pins.slots_stop, len(self.final) + 1)
+        self.num_blocks = -(-(stop - self.anchor) // block) - self.first_block
         whole = self.anchor + (self.first_block + self.num_blocks) * block
-        self.blocks_stop = whole if self.block_causal else self.limit
+        self.blocks_stop = whole if self.block_causal and pins is None else stop
         self.length = self.blocks_stop + len(self.suffix)
 
     def _enter_block(self, index: int) -> None:

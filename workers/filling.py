@@ -17,7 +17,7 @@ class Chunk(NamedTuple):
     @staticmethod
     def next(sequence: Sequence, most: int) -> "Chunk":
         """Return the next chunk to store: whole blocks, of at most `most` positions or just one."""
-        block = sequence.policy.block_length
+        block = sequence.policy.causal_length
         start = sequence.clean_end
         stop = start + max(most // block, 1) * block
         return Chunk(sequence, start, sequence.images.not_inside(min(stop, sequence.start)))
@@ -58,5 +58,5 @@ class Filling:
 
     def _has_chunks(self, sequence: Sequence) -> bool:
         return sequence.policy.cache.keeps_prefix and sequence.start - sequence.clean_end > max(
-            self.chunk, sequence.policy.block_length
+            self.chunk, sequence.policy.causal_length
         )

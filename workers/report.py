@@ -79,7 +79,8 @@ def _report_pinned(sequence: Sequence, pins: Pins, outcome: Outcome) -> Update:
 
 def _pinned_canvas(sequence: Sequence, pins: Pins, outcome: Outcome) -> list[int | None]:
     """Return the answer's part of the canvas as it is now."""
-    canvas = sequence.given(sequence.prompt_len, sequence.prompt_len + len(pins.cells))
+    canvas = sequence.given(sequence.prompt_len, sequence.blocks_stop)
+    canvas += pins.cells[len(canvas) :]
     first = sequence.start - sequence.prompt_len
     for at, (token, hidden) in enumerate(zip(outcome.ids, outcome.masked.tolist(), strict=True)):
         if not hidden and 0 <= first + at < len(canvas):

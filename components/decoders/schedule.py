@@ -34,11 +34,12 @@ class Schedule(Decoder):
         # Positions where the model prefers the mask come after all others.
         scores_BL = orders[self.order] - 1e3 * (proposal.confidence_BL < 0)
         scores_BL.masked_fill_(~block.masked_BL, -torch.inf)
-        # Filters cause many ties, which are broken as in Dream: by topk over a row's canvas.
+        # Ties are broken as in Dream: by topk over a canvas. Pinned blocks may have fewer masks.
         accepted_BL = torch.zeros_like(block.masked_BL)
         for scores_L, accepted_L, plan in zip(scores_BL, accepted_BL, block.plans, strict=True):
             canvas_N = pad(scores_L[: plan.stop - plan.start], (plan.start, 0), value=-torch.inf)
-            accepted_L[canvas_N.topk(plan.share).indices - plan.start] = True
+            taken_N = torch.zeros_like(canvas_N).index_fill(0, canvas_N.topk(plan.share).indices, 1)
+            accepted_L[: plan.stop - plan.start] = taken_N[plan.start :] > 0
         return accepted_BL & block.masked_BL
 
     def shares(self, sequence: Sequence) -> tuple[int, ...]:

@@ -219,7 +219,7 @@ def test_a_schedule_orders_by_what_it_is_told_to() -> None:
 
 def sequence_of(length: int, iteration: Iteration, blocks: int = 1) -> Sequence:
     """Return a generation in its first block."""
-    policy = Policy(length, iteration, Schedule(), NoCache(), 0.0)
+    policy = Policy(length, length, iteration, Schedule(), NoCache(), 0.0)
     params = SamplingParams(max_tokens=length * blocks)
     return Sequence(0, (1, 2), params, policy, False, frozenset())
 

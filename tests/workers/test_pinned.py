@@ -10,6 +10,7 @@ import pytest
 from diffray.components.config import InvalidField
 from diffray.components.grammar.canvas import Canvas
 from diffray.components.params import SamplingParams
+from diffray.workers.admission import check_request
 from diffray.workers.messages import Request, Resume, Update
 from tests.helpers.mixed_requests import (
     BIDIRECTIONAL,
@@ -116,17 +117,32 @@ def test_it_goes_on_after_an_interruption(
     assert interrupted > 5
 
 
-def test_one_forward_measures_and_one_fills() -> None:
+@pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED, CAUSAL])
+def test_one_forward_measures_and_one_fills(model: ToyModel) -> None:
+    """A block-causal model too, although it attends to shorter blocks."""
     everything: dict[str, object] = {"decoder": {"kind": "threshold", "threshold": 0}}
     for number in range(40):
-        plain = Request(0, prompt_of(5), SamplingParams(diffusion=everything))
-        update = whole_answer(BIDIRECTIONAL, pinned(plain, number))
+        plain = Request(0, prompt_of(5 + number), SamplingParams(diffusion=everything))
+        update = whole_answer(model, pinned(plain, number))
         canvas = Canvas.from_bytes(grammar(number))
         exact = all(
             slot.automaton.shortest - 1 == canvas.cells.count(-1 - n)
             for n, slot in enumerate(canvas.slots)
         )
         assert update.forwards == 1 if exact else update.forwards <= 2
+
+
+def test_the_canvas_ends_with_its_last_slot_and_starts_where_attention_does() -> None:
+    for model in (BIDIRECTIONAL, CAUSAL):
+        limits, block = toy_engine(model).limits, model.spec.block_length
+        for number in range(40):
+            plain = Request(0, prompt_of(5 + number), SamplingParams())
+            sequence = check_request(pinned(plain, number), limits).new_sequence()
+            pins = sequence.pins
+            assert pins is not None and pins.cells[pins.slots_stop - 1] < 0
+            assert sequence.stop == sequence.blocks_stop == sequence.prompt_len + pins.slots_stop
+            assert sequence.prompt_len - sequence.start in range(block if model is CAUSAL else 1)
+            assert model is BIDIRECTIONAL or sequence.start % block == 0
 
 
 def test_a_choice_s_options_share_all_probability() -> None:

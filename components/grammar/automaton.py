@@ -124,6 +124,24 @@ def build(
     return assemble(next_CQ[live_C], number_C[class_V])
 
 
+def of_texts(texts: Items[tuple[int, ...]], end_ids: Collection[int], vocab_size: int) -> Automaton:
+    """Return the automaton of these texts, each in its own tokens."""
+    inner = dict.fromkeys(text[:stop] for text in texts for stop in range(len(text)))
+    state_of = {prefix: state for state, prefix in enumerate(inner)}
+    last = len(state_of)  # of all texts that no other continues
+    tokens = sorted({token for text in texts for token in text})
+    next_CQ = np.full((len(tokens), last + 1), -1)
+    for text in texts:
+        for at, token in enumerate(text):
+            following = state_of.get(text[: at + 1], last)
+            next_CQ[tokens.index(token), state_of[text[:at]]] = following
+    accepting_Q = np.zeros(last + 1, dtype=bool)
+    accepting_Q[[state_of.get(text, last) for text in texts]] = True
+    class_V = np.full(vocab_size, -1)
+    class_V[tokens] = range(len(tokens))
+    return build(next_CQ, accepting_Q, class_V, end_ids)
+
+
 def of_reached(next_CQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the table of the states that can be reached from state 0, and which these are."""
     reached_Q = np.zeros(next_CQ.shape[1] + 1, dtype=bool)  # the last one is for -1

@@ -25,6 +25,7 @@ LONGEST: Final = 4096  # positions of a canvas
 _KEPT: Final = 256
 
 Encode = Callable[[str], list[int]]
+Options = tuple[tuple[int, ...], ...]  # tokens of each
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +36,7 @@ class Slot:
     automaton: Automaton
     following: int  # the token after the slot, which the model expects where a value ends
     options: tuple[str, ...] = ()  # of a choice
-    tokens: tuple[tuple[int, ...], ...] = ()  # of each option
+    tokens: Options = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,9 +92,12 @@ def lay_out(
     slot_length: int,
     end_id: int,
     encode: Encode,
-    automaton_of: Callable[[str], Automaton],
+    automaton_of: Callable[[Field, Options], Automaton],
 ) -> Canvas:
-    """Return the canvas of literals and fields; raises InvalidField if there is none."""
+    """Return the canvas of literals and fields; raises InvalidField if there is none.
+
+    `automaton_of` returns a field's automaton, given the tokens of its texts, if they are few.
+    """
     cells: list[int] = []
     slots: list[Slot] = []
     laid = [encode(part) if isinstance(part, str) else part for part in parts]
@@ -101,8 +105,8 @@ def lay_out(
         if isinstance(part, list):
             cells += part
             continue
-        automaton = automaton_of(part.regex)
         options = tuple(tuple(encode(text)) for text in part.texts)
+        automaton = automaton_of(part, options)
         size = _size(part, automaton, options, slot_length)
         cells += [-1 - len(slots)] * size
         following = after[0] if isinstance(after, list) else end_id
@@ -122,9 +126,7 @@ def lay_out(
     return Canvas((*cells, end_id), tuple(slots))
 
 
-def _size(
-    part: Field, automaton: Automaton, options: tuple[tuple[int, ...], ...], slot_length: int
-) -> int:
+def _size(part: Field, automaton: Automaton, options: Options, slot_length: int) -> int:
     """Return a slot's positions: for its longest text, or `slot_length`, or more if needed."""
     if automaton.shortest >= UNREACHABLE:
         raise InvalidField(

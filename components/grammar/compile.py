@@ -15,11 +15,12 @@ import numpy as np
 
 import diffray
 from diffray.components.config import InvalidField
-from diffray.components.grammar.automaton import Automaton, build
-from diffray.components.grammar.canvas import Canvas, Encode, lay_out, spell
+from diffray.components.grammar.automaton import Automaton, build, of_texts
+from diffray.components.grammar.canvas import Canvas, Encode, Options, lay_out, spell
 from diffray.components.grammar.context_free import DEEPEST, bounded
 from diffray.components.grammar.expressions import over_bytes, too_large
 from diffray.components.grammar.gbnf import read_grammar
+from diffray.components.grammar.json_fields import Field
 from diffray.components.grammar.structured import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -85,8 +86,17 @@ class Grammars:
             slot_length,
             self._end_ids[0],
             lambda text: spell(text, encode(text), self._vocabulary, self._spelled),
-            lambda regex: Automaton.from_bytes(self._slots.compile(StructuredOutputs(regex=regex))),
+            self._of_slot,
         )
+
+    def _of_slot(self, field: Field, options: Options) -> Automaton:
+        """Return the automaton of a field's values; options are written in the tokenizer's tokens.
+
+        So an answer has the tokens by which options are compared.
+        """
+        if field.choice:
+            return of_texts(options, self._end_ids[:1], self._vocab_size)
+        return Automaton.from_bytes(self._slots.compile(StructuredOutputs(regex=field.regex)))
 
     @cached_property
     def _slots(self) -> "Grammars":

@@ -1,7 +1,9 @@
 """Schemas as literals and slots: every filling is valid, and the demo models' fields are right."""
 
+import itertools
 import json
 import random
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
@@ -10,6 +12,7 @@ import pytest
 from benchmarks.decisions import ask, questions, ways
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.config import InvalidField
+from diffray.components.grammar.automaton import of_texts
 from diffray.components.grammar.canvas import Canvas, lay_out, spell
 from diffray.components.grammar.compile import compile_regex
 from diffray.components.grammar.structured import StructuredOutputs
@@ -27,8 +30,24 @@ def canvas_of(slot_length: int = 8, **given: Any) -> Canvas:
         slot_length,
         END,
         lambda text: spell(text, [], VOCABULARY, {}),
-        lambda regex: compile_regex(regex, VOCABULARY, (END,), END + 1),
+        lambda field, options: (
+            of_texts(options, (END,), END + 1)
+            if field.choice
+            else compile_regex(field.regex, VOCABULARY, (END,), END + 1)
+        ),
     )
+
+
+def test_options_are_written_in_their_own_tokens_alone() -> None:
+    options = (1, 2), (1, 2, 3), (1,), (4, 3), (2, 2)  # of tokens 0 to 4; 5 ends
+    automaton = of_texts(options, (5,), 6)
+    accepted = set()
+    for length in range(1, 4):
+        for ids in itertools.product(range(5), repeat=length):
+            with suppress(ValueError):  # a token that is not allowed
+                if int(automaton.distance_Q[automaton.follow(0, ids)]) == 1:
+                    accepted.add(ids)
+    assert accepted == {*options} and automaton.shortest == 2
 
 
 def random_filling(canvas: Canvas, draw: random.Random) -> str:

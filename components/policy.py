@@ -96,7 +96,9 @@ class DiffusionParams(PolicyPart):
     elsewhere: ClassVar[Mapping[str, str]] = IN_DECODER
 
     block_length: int | None = Field(
-        None, ge=1, description="Positions per block; default: the model's own."
+        None,
+        ge=1,
+        description="Positions per block; default: the model's own, or all of a pinned canvas.",
     )
     iteration: AnyIteration | None = Field(
         None,
@@ -171,7 +173,8 @@ class Policy:
     def resolve(params: DiffusionParams, spec: ModelSpec, pinned: int = 0) -> "Policy":
         """Fill in the model's defaults; refuse parts that do not fit the model, with a reason.
 
-        A pinned canvas of `pinned` positions is one block, whatever the attention.
+        A pinned canvas of `pinned` positions up to its last slot is one block, whatever the
+        attention.
         """
         causal = spec.block_causal
         decoder = params.decoder or _default_decoder(params, spec)
@@ -179,7 +182,7 @@ class Policy:
         cache = params.cache or (Exact() if causal else Dual())
         length = causal_length = params.block_length or spec.block_length
         if pinned and params.block_length is None:
-            length = pinned + (causal_length if causal else 0)  # the prompt may end in such a block
+            length = pinned + (causal_length - 1 if causal else 0)  # it may start in such a block
         plain = "block_diffusion" if causal else "blockwise"
         check_parts(iteration, decoder, plain, encodes=spec.encodes)
         _check_attention(iteration, cache, causal=causal)

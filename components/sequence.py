@@ -142,7 +142,6 @@ class Sequence:
         canvas: list[int | None] = [*self.prompt, *self.final]
         if self.pins is not None:
             canvas += self.pins.shown[len(self.final) :]
-            canvas += [self.pins.canvas.end_id] * (self.blocks_stop - len(canvas))
         canvas += [None] * (self.blocks_stop - len(canvas))
         return [*canvas[: self.blocks_stop], *self.suffix][start:stop]
 

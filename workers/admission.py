@@ -31,6 +31,7 @@ class CheckedRequest:
     footprint: Footprint
     restarts: bool
     num_blocks: int
+    block_positions: int  # of its first block
     depth: int | None  # how deep a grammar's texts may nest; None: no limit
 
     @property
@@ -82,7 +83,15 @@ def check_request(request: Request, limits: Limits) -> CheckedRequest:
 def _checked(request: Request, sequence: Sequence, limits: Limits) -> CheckedRequest:
     footprint = limits.footprint(sequence)
     depth = None if sequence.automaton is None else sequence.automaton.depth
-    return CheckedRequest(request, limits, footprint, sequence.restarts, sequence.num_blocks, depth)
+    return CheckedRequest(
+        request,
+        limits,
+        footprint,
+        restarts=sequence.restarts,
+        num_blocks=sequence.num_blocks,
+        block_positions=sequence.stop - sequence.start,
+        depth=depth,
+    )
 
 
 def check_choices(request: Request, limits: Limits, uid: Callable[[], int]) -> list[CheckedRequest]:
@@ -146,11 +155,12 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
     eos_ids = () if params.ignore_eos else limits.eos_token_ids
     end_ids = frozenset((*params.stop_token_ids, *eos_ids))
     canvas = _canvas(request, limits)
+    pins = None if canvas is None else Pins(canvas)
     return Sequence(
         uid=request.uid,
         prompt=request.prompt,
         params=params,
-        policy=Policy.resolve(params.diffusion, spec, 0 if canvas is None else len(canvas.cells)),
+        policy=Policy.resolve(params.diffusion, spec, 0 if pins is None else pins.slots_stop),
         block_causal=spec.block_causal,
         logit_shift=spec.logit_shift,
         encodes=spec.encodes,
@@ -160,7 +170,7 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
         cache_salt=request.cache_salt,
         lora=request.lora,
         automaton=_automaton(request, limits, end_ids),
-        pins=None if canvas is None else Pins(canvas),
+        pins=pins,
         images=images_of(request.prompt, request.images, spec.sight),
     )
 
@@ -305,7 +315,8 @@ def _resume(sequence: Sequence, resume: Resume) -> None:
         raise ValueError("resume: all tokens were reported, so there is nothing left to do")
     if sequence.end_id is not None and sequence.policy.iteration.early_stop:
         raise ValueError("resume: the end token was reported, so there is nothing left to do")
-    reported = sequence.start - sequence.prompt_len
+    # A pinned answer is reported as a whole, however many literals its first blocks are.
+    reported = 0 if sequence.pins is not None else sequence.start - sequence.prompt_len
     if (
         not 0 <= blocks < sequence.num_blocks
         or not max(reported, 0) <= len(ids) <= sequence.params.max_tokens

@@ -278,7 +278,10 @@ class BatchState:
         found = []
         for (s, _, ahead), shares in zip(self.rows, self._shares, strict=True):
             at = s.step + ahead + step
-            found.append(Plan(s.start, s.stop, shares[at] if at < len(shares) else 0))
+            # A pinned block's first step may have measured it, and decided nothing.
+            found.append(
+                Plan(s.start, s.stop, shares[at] if at < len(shares) else s.stop - s.start)
+            )
         return tuple(found)
 
     def _place_unconditional(self, inside_BL: Tensor) -> None:

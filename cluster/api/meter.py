@@ -18,10 +18,7 @@ class Meter:
 
     def __init__(self, metrics: Metrics, checked: CheckedRequest, output: CompletionOutput) -> None:
         self._metrics, self._request, self._output = metrics, checked.request, output
-        params, spec = checked.request.params, checked.limits.spec
-        self._block_length = min(
-            params.diffusion.block_length or spec.block_length, params.max_tokens
-        )
+        self._block_positions = checked.block_positions
         self._arrived = time.perf_counter()
         self._admitted = self._first = self._last = 0.0
         self._first_tokens = self._tokens = self._forwards = 0
@@ -36,7 +33,7 @@ class Meter:
             self._begin(update, now)
         steps, self._forwards = update.forwards - self._forwards, update.forwards
         metrics.count("diffusion_num_denoising_steps", steps)
-        metrics.count("diffusion_num_canvas_positions", steps * self._block_length)
+        metrics.count("diffusion_num_canvas_positions", steps * self._block_positions)
         length = len(self._output.token_ids)
         new, self._tokens = length - self._tokens, length
         if not new:

@@ -67,11 +67,14 @@ class ParamsBuilder:
         return body.diffusion.over(self.diffusion)
 
     def context(self, diffusion: DiffusionParams) -> int:
-        """Return the maximum canvas length: whole blocks with block-causal attention."""
+        """Return the maximum canvas length: whole blocks with block-causal attention.
+
+        A pinned canvas need not be whole blocks.
+        """
         limits = self.limits
         pages = limits.num_pages // (2 if diffusion.cfg_scale > 0 else 1)
         positions = min(limits.context, pages * limits.page_size)
-        if limits.spec.block_causal:
+        if limits.spec.block_causal and diffusion.canvas != "pinned":
             positions -= positions % (diffusion.block_length or limits.spec.block_length)
         return positions
 

@@ -132,6 +132,25 @@ def test_one_forward_measures_and_one_fills(model: ToyModel) -> None:
         assert update.forwards == 1 if exact else update.forwards <= 2
 
 
+@pytest.mark.parametrize("model", [BIDIRECTIONAL, CAUSAL])
+def test_an_answer_in_blocks_can_be_resumed_before_it_is_reported(model: ToyModel) -> None:
+    """Its first blocks may be literals, which no step decides."""
+    for number in range(60):
+        plain = Request(0, prompt_of(5), SamplingParams(diffusion={"block_length": 4}))
+        request = pinned(plain, number)
+        resumed = replace(request, resume=Resume((), forwards=1))
+        assert whole_answer(model, resumed).ids == whole_answer(model, request).ids
+
+
+@pytest.mark.parametrize("model", [BIDIRECTIONAL, CAUSAL])
+def test_a_plan_for_one_step_is_carried_out_after_the_lengths_are_known(model: ToyModel) -> None:
+    for kind in ("schedule", "fixed"):
+        for number in range(30):
+            policy = {"decoder": {"kind": kind, "steps": 1}}
+            plain = Request(0, prompt_of(5), SamplingParams(diffusion=policy))
+            assert whole_answer(model, pinned(plain, number)).forwards <= 2, (kind, number)
+
+
 def test_the_canvas_ends_with_its_last_slot_and_starts_where_attention_does() -> None:
     for model in (BIDIRECTIONAL, CAUSAL):
         limits, block = toy_engine(model).limits, model.spec.block_length
@@ -258,7 +277,6 @@ def test_presence_and_frequency_count_values_and_not_literals() -> None:
 def test_without_a_named_decoder_two_forwards_are_the_most(
     model: ToyModel, temperature: float
 ) -> None:
-    """A block-causal model may need one for each block, and for what comes into a shrunk one."""
     taken = []
     for number in range(60):
         plain = Request(0, prompt_of(5), SamplingParams(temperature=temperature, logprobs=True))
@@ -267,7 +285,7 @@ def test_without_a_named_decoder_two_forwards_are_the_most(
         update = whole_answer(model, request)
         assert fits(canvas, update.ids)
         sequence = toy_engine(model).check(request)
-        assert update.forwards <= (sequence.num_blocks + 2 if model is CAUSAL else 2)
+        assert update.forwards <= 2
         assert len(update.logprobs) == len(update.ids) and max(update.steps) < update.forwards
         measured = any(stretch.roomy for stretch in sequence.stretches)
         taken.append((measured, update.forwards))

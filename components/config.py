@@ -142,7 +142,7 @@ def _kinds(annotation: Any) -> list[str]:
 def explain(error: ValidationError, names: Mapping[str, str] | None = None) -> str:
     """Return one sentence per mistake: where, what is allowed, what was given.
 
-    `names` maps our field names to the ones that the user wrote.
+    `names` maps our fields' paths to what the user wrote, which stands for their parts as well.
     """
     return "; ".join(sentence(mistake, names or {}) for mistake in error.errors(include_url=False))
 
@@ -151,7 +151,8 @@ def sentence(mistake: ErrorDetails, names: Mapping[str, str] | None = None) -> s
     """Return the sentence for one mistake, the same for every interface."""
     kind, loc = mistake["type"], mistake["loc"]
     where = dotted(loc[:-1] if kind == "unknown_option" else loc)
-    prefix = f"{(names or {}).get(where, where)}: " if where else ""
+    where = _as_written(where, names or {})
+    prefix = f"{where}: " if where else ""
     match kind:
         case "union_tag_invalid":
             return prefix + _wrong_kind(mistake["ctx"])
@@ -159,6 +160,13 @@ def sentence(mistake: ErrorDetails, names: Mapping[str, str] | None = None) -> s
             return prefix + mistake["msg"].removeprefix("Value error, ")
         case _:
             return f"{prefix}{mistake['msg']}{_shown(mistake['input'])}"
+
+
+def _as_written(where: str, names: Mapping[str, str]) -> str:
+    """Return what the user wrote for a field's path, or for the nearest part around it."""
+    parts = where.split(".")
+    around = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((names[path] for path in around if path in names), where)
 
 
 def field_of(error: ValidationError) -> str | None:

@@ -154,8 +154,10 @@ def _described(
         {"model_loading_config": {"model_id": name or model, "model_source": model}} | given
         for model in models
     ]
-    replicas = {f"deployment_config.{name}": "--replicas" for name in own.SET_BY_REPLICAS}
-    return applications(described, "the flags", paths_to_flags(context, _SECTIONS) | replicas)
+    paths = {f"deployment_config.{each}": "--replicas" for each in own.SET_BY_REPLICAS}
+    paths |= {"model_loading_config": "--served-model-name" if name else "MODEL"}
+    paths |= dict.fromkeys(_SECTIONS, "")  # what is said about several flags names them
+    return applications(described, "the flags", paths | paths_to_flags(context, _SECTIONS))
 
 
 def _diffusion(given: flags.Diffusion) -> dict[str, Any]:

@@ -44,7 +44,7 @@ with warnings.catch_warnings():
                     + (f", not {' and '.join(given)}" if given else "")
                 )
             if self.choice is not None and (not self.choice or "" in self.choice):
-                raise InvalidField("choice: give at least one text, and none empty", "choice")
+                raise InvalidField("choice needs at least one text, and none empty", "choice")
             return self
 
         @property

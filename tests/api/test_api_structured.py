@@ -222,7 +222,7 @@ def test_a_pinned_canvas_tells_how_probable_each_field_is(service: Service) -> N
         ({"guided_regex": "a{100}"}, "max_tokens", "shortest text takes 101 tokens"),
         ({"guided_regex": "(a|b){20000}"}, "guided_regex", "too large|took more than"),
         ({"guided_choice": ["a"], "guided_regex": "b"}, "guided_choice", "exclude each other"),
-        ({"guided_choice": []}, "guided_choice", "choice: give at least one text"),
+        ({"guided_choice": []}, "guided_choice", "choice needs at least one text"),
         ({"structured_outputs": {"rex": "a"}}, "structured_outputs.rex", "did you mean 'regex'"),
         ({"structured_outputs": {}}, "structured_outputs", "give one of json"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "needs a json_schema"),

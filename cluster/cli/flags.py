@@ -119,7 +119,9 @@ class Answer(Sampling):
 
 @record("Diffusion")
 class Diffusion:
-    block_length: int | None = flag(help="Positions per block; default: the model's own.")
+    block_length: int | None = flag(
+        help="Positions per block; default: the model's own, or all of a pinned canvas."
+    )
     decoder: str | None = flag(**_one_of("What makes tokens final", DECODERS))
     cache: str | None = flag(**_one_of("What a step computes", CACHES))
     iteration: str | None = flag(**_one_of("How blocks are denoised", ITERATIONS))

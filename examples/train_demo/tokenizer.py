@@ -1,4 +1,9 @@
-"""The demo models' tokenizer: byte-level BPE in which every integer from 0 to 199 is one token."""
+"""The demo models' tokenizer: byte-level BPE in which every integer from 0 to 199 is one token.
+
+Letters are merged first, and a space joins the first piece of its word last, so a word has the same
+pieces with and without a space. A word that is copied into JSON loses its space; with other pieces
+it would have to be spelt anew.
+"""
 
 import json
 import random
@@ -23,7 +28,7 @@ CHAT_TEMPLATE = (
 # A number up to 199 is one piece, larger ones are several; both include the space before them.
 PIECES = r" ?1\d\d| ?\d\d?| ?[A-Za-z]+|\s+| ?[^\sA-Za-z\d]+"
 NUMBERS = 200
-MERGED_VOCAB = 1652
+MERGES = 900  # of letters and signs, without spaces before them
 
 
 def build_tokenizer(seed: int = 0, sample: int = 30000) -> PreTrainedTokenizerFast:
@@ -31,34 +36,38 @@ def build_tokenizer(seed: int = 0, sample: int = 30000) -> PreTrainedTokenizerFa
     rng = random.Random(seed)
     names = list(GENERATORS)
     items = [draw(rng, names[i % len(names)]) for i in range(sample)]
-    pieces = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PIECES), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])  # fmt: skip
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     letters = Tokenizer(models.BPE())
-    letters.pre_tokenizer = pieces
+    letters.pre_tokenizer = _pieces(PIECES.replace(" ?", ""))
     trainer = trainers.BpeTrainer(
-        vocab_size=MERGED_VOCAB,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=len(alphabet) + MERGES, initial_alphabet=alphabet, show_progress=False
     )
     digitless = str.maketrans("", "", "0123456789")
     texts = (f"{item.question}\n{item.answer}".translate(digitless) for item in items)
     letters.train_from_iterator(texts, trainer)
-    return _with_numbers(letters, pieces)
+    return _with_spaces_and_numbers(letters)
 
 
-def _with_numbers(
-    letters: Tokenizer, pieces: pre_tokenizers.PreTokenizer
-) -> PreTrainedTokenizerFast:
+def _pieces(regex: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(regex), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
+
+
+def _with_spaces_and_numbers(letters: Tokenizer) -> PreTrainedTokenizerFast:
     model = json.loads(letters.to_str())["model"]
     vocab: dict[str, int] = model["vocab"]
+    merges = [tuple(pair) for pair in model["merges"]]
+    for piece in sorted(vocab, key=vocab.__getitem__):
+        if piece.isascii() and piece.isalpha():  # signs are apart from spaces
+            vocab[SPACED + piece] = len(vocab)
+            merges.append((SPACED, piece))
     for number in range(NUMBERS):
         for text in (str(number), SPACED + str(number)):
             vocab.setdefault(text, len(vocab))
-    merges = [tuple(pair) for pair in model["merges"]]
     tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
-    tokenizer.pre_tokenizer = pieces
+    tokenizer.pre_tokenizer = _pieces(PIECES)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     return wrap(tokenizer)

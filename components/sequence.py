@@ -4,13 +4,13 @@
     |--- prompt ---|--- final ---|- current -|---- masks ----|-- suffix --|
     |--- K/V from final tokens ---|                clean_end <= start (block-causal models)
 
-Blocks are cut from `anchor`: the end of the prompt for bidirectional models, 0 for block-causal
-ones, whose first block may start inside the prompt. If final tokens are encoded (a separate causal
-pass stores their K/V), blocks start after the prompt too. The last block of a bidirectional model
-is cut short at prompt + max_tokens, where a suffix may follow; a block-causal canvas has no suffix,
-and is rounded up to whole blocks. A pinned canvas (`Pins`) has masks only in its slots, ends with
-the last of them, and shrinks. It is one block; for a block-causal model, which attends to shorter
-blocks (`Policy.causal_length`), `anchor` is where the prompt's last one starts.
+Blocks are cut from `anchor`: the end of the prompt or, for block-causal models, the start of the
+block of attention in which it ends, so their first block may start inside the prompt. If final
+tokens are encoded (a separate causal pass stores their K/V), blocks start after the prompt too. The
+last block of a bidirectional model is cut short at prompt + max_tokens, where a suffix may follow;
+a block-causal canvas has no suffix, and is rounded up to whole blocks. A pinned canvas (`Pins`) has
+masks only in its slots, ends with the last of them, and shrinks. It is one block, which may be
+longer than those of attention (`Policy.causal_length`).
 """
 
 from collections.abc import Sequence as Items
@@ -67,7 +67,6 @@ class Sequence:
     limit: int = field(init=False)  # the end of the requested tokens
     blocks_stop: int = field(init=False)  # the end of the last block
     length: int = field(init=False)
-    first_block: int = field(init=False)
     num_blocks: int = field(init=False)  # blocks of the generation
     causal_block: int = field(init=False)  # block length of final tokens' attention; 0: both ways
     guided: bool = field(init=False)
@@ -111,14 +110,13 @@ class Sequence:
     top: tuple[Tensor, Tensor] | None = None  # ids and log-probabilities of its `final`
 
     def __post_init__(self) -> None:
-        block, causal = self.policy.block_length, self.policy.causal_length
+        causal = self.policy.causal_length
         self.seed = self.params.seed or 0
         self.prompt_len = len(self.prompt)
         self.causal_block = (1 if self.encodes else causal) if self.block_causal else 0
         self.anchor = self.prompt_len
         if self.block_causal and not self.encodes:
-            self.anchor = 0 if block == causal else self.prompt_len // causal * causal
-        self.first_block = (self.prompt_len - self.anchor) // block
+            self.anchor -= self.prompt_len % causal
         self._end_canvas()
         cfg_scale = self.policy.cfg_scale
         self.guided = cfg_scale > 0
@@ -301,8 +299,8 @@ class Sequence:
         if pins is not None:  # the literals after its last slot take no part
             self.limit = self.prompt_len + len(pins.cells)
             stop = self.prompt_len + max(pins.slots_stop, len(self.final) + 1)
-        self.num_blocks = -(-(stop - self.anchor) // block) - self.first_block
-        whole = self.anchor + (self.first_block + self.num_blocks) * block
+        self.num_blocks = -(-(stop - self.anchor) // block)
+        whole = self.anchor + self.num_blocks * block
         self.blocks_stop = whole if self.block_causal and pins is None else stop
         self.length = self.blocks_stop + len(self.suffix)
 
@@ -311,7 +309,7 @@ class Sequence:
         self.index = index
         if self.pins is not None:
             self.pins.enter_block()
-        self.start = self.anchor + (self.first_block + index) * block
+        self.start = self.anchor + index * block
         # If its first position is decided in advance, a block reads nothing before its start.
         decided = self.first_alone and not self.policy.decoder.edits
         shift = 0 if decided else self.logit_shift

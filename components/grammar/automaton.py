@@ -130,11 +130,12 @@ def of_texts(texts: Items[tuple[int, ...]], end_ids: Collection[int], vocab_size
     state_of = {prefix: state for state, prefix in enumerate(inner)}
     last = len(state_of)  # of all texts that no other continues
     tokens = sorted({token for text in texts for token in text})
-    next_CQ = np.full((len(tokens), last + 1), -1)
+    class_of = {token: number for number, token in enumerate(tokens)}
+    next_CQ = np.full((len(tokens), last + 1), -1, dtype=np.int32)
     for text in texts:
         for at, token in enumerate(text):
             following = state_of.get(text[: at + 1], last)
-            next_CQ[tokens.index(token), state_of[text[:at]]] = following
+            next_CQ[class_of[token], state_of[text[:at]]] = following
     accepting_Q = np.zeros(last + 1, dtype=bool)
     accepting_Q[[state_of.get(text, last) for text in texts]] = True
     class_V = np.full(vocab_size, -1)

@@ -95,7 +95,10 @@ class Grammars:
         So an answer has the tokens by which options are compared.
         """
         if field.choice:
-            return of_texts(options, self._end_ids[:1], self._vocab_size)
+            states = len({text[:stop] for text in options for stop in range(len(text))})
+            if states * len({text[0] for text in options}) > MOST_EDGES:  # a lower bound
+                raise too_large()
+            return _limited(of_texts(options, self._end_ids[:1], self._vocab_size))
         return Automaton.from_bytes(self._slots.compile(StructuredOutputs(regex=field.regex)))
 
     @cached_property
@@ -177,10 +180,13 @@ def _over_tokens(
     class_V = np.full(vocab_size, -1)
     for text, number in zip(texts, class_T, strict=True):
         class_V[vocabulary[text]] = number
-    found = build(next_CQ, accepting_Q, class_V, end_ids)
-    if found.set_QD.numel() > MOST_EDGES:
+    return _limited(build(next_CQ, accepting_Q, class_V, end_ids))
+
+
+def _limited(automaton: Automaton) -> Automaton:
+    if automaton.set_QD.numel() > MOST_EDGES:
         raise too_large()
-    return found
+    return automaton
 
 
 def _over_texts(texts: list[bytes], next_BQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

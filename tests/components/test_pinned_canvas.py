@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import string
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +15,7 @@ from diffray import DiffusionLLM, SamplingParams
 from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import of_texts
 from diffray.components.grammar.canvas import Canvas, lay_out, spell
-from diffray.components.grammar.compile import compile_regex
+from diffray.components.grammar.compile import Grammars, compile_regex
 from diffray.components.grammar.structured import StructuredOutputs
 from tests.helpers.random_schemas import random_schema
 
@@ -48,6 +49,19 @@ def test_options_are_written_in_their_own_tokens_alone() -> None:
                 if int(automaton.distance_Q[automaton.follow(0, ids)]) == 1:
                     accepted.add(ids)
     assert accepted == {*options} and automaton.shortest == 2
+
+
+def test_too_many_options_are_refused_before_a_table_is_filled() -> None:
+    """Each state has room for as many edges as the first, and a step looks at all of them."""
+    draw = random.Random(3)
+    texts = tuple("".join(draw.choices(string.ascii_letters, k=20)) for _ in range(1000))
+    letters = {text: token for token, text in enumerate(TEXTS)}
+    grammars = Grammars(
+        VOCABULARY, (END,), END + 1, lambda text: [letters[c.encode()] for c in text]
+    )
+    assert grammars.compile(StructuredOutputs(choice=texts[:50]), 8)
+    with pytest.raises(InvalidField, match="too large an automaton"):
+        grammars.compile(StructuredOutputs(choice=texts), 8)
 
 
 def random_filling(canvas: Canvas, draw: random.Random) -> str:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from diffray.components.backend import rows_at_a_time
-from diffray.components.grammar.automaton import Automaton
-from diffray.components.grammar.paths import of_classes
+from diffray.components.grammar.automata import Automata
+from diffray.components.grammar.paths import of_classes, with_classes
 from diffray.components.mesh import Mesh
 from diffray.kernels import noise
 
@@ -71,26 +71,30 @@ class Logits:
         """Return some rows, copied."""
         return Logits(self.values_RV[rows_Q], self.start, self.mesh)
 
-    def of_classes(self, automaton: Automaton, *, drawn: bool) -> Tensor:
+    def of_classes(self, automata: Automata, sequence_R: Tensor, *, drawn: bool) -> Tensor:
         """Return the largest logit of each class of tokens, or if `drawn` their log-sum-exp."""
-        class_V = automaton.class_V[self._ids_V]
-        found_RC = of_classes(self.values_RV, class_V, automaton.num_classes, drawn=drawn)
+        which = self._classes(automata), automata.automaton_G[sequence_R]
+        found_RC = of_classes(self.values_RV, *which, automata.num_classes, drawn=drawn)
         found_WRC = self.mesh.all_gather(found_RC)
         return found_WRC.logsumexp(0) if drawn else found_WRC.amax(0)
 
-    def best_in(self, automaton: Automaton, class_R: Tensor) -> Tensor:
+    def best_in(self, automata: Automata, sequence_R: Tensor, class_R: Tensor) -> Tensor:
         """Return each row's best token of its class; forbid other classes, in place."""
-        return self._best_of(self._of_class(automaton, class_R))[1]
+        return self._best_of(self._of_class(automata, sequence_R, class_R))[1]
 
     def draw_in(
-        self, automaton: Automaton, class_R: Tensor, key: tuple[Tensor, Tensor, Tensor]
+        self,
+        automata: Automata,
+        sequence_R: Tensor,
+        class_R: Tensor,
+        key: tuple[Tensor, Tensor, Tensor],
     ) -> Tensor:
         """Draw each row's token from its class with one random number; the logits are used up.
 
         Noise for each token would cost more than all the rest. Weights are integers, so their sums
         do not depend on the number of ranks.
         """
-        values_RV = self._of_class(automaton, class_R)
+        values_RV = self._of_class(automata, sequence_R, class_R)
         peak_R = self.mesh.all_gather(values_RV.amax(1)).amax(0).nan_to_num(neginf=0.0)
         found, rows = [], rows_at_a_time(values_RV)
         parts = (part.split(rows) for part in (values_RV, peak_R, noise.uniform(*key)))
@@ -104,9 +108,17 @@ class Logits:
             found.append(torch.where((at >= 0) & (at < total), index + self.start, 0))
         return self.mesh.all_reduce(torch.cat(found))
 
-    def _of_class(self, automaton: Automaton, class_R: Tensor) -> Tensor:
-        other_RV = automaton.class_V[self._ids_V] != class_R.unsqueeze(1)
-        return self.values_RV.masked_fill_(other_RV, -torch.inf)
+    def _of_class(self, automata: Automata, sequence_R: Tensor, class_R: Tensor) -> Tensor:
+        which = self._classes(automata), automata.automaton_G[sequence_R]
+        done = 0
+        for values, classes in with_classes(self.values_RV, *which):
+            own_R1 = class_R[done : (done := done + len(values))].unsqueeze(1)
+            values.masked_fill_(classes != own_R1, -torch.inf)
+        return self.values_RV
+
+    def _classes(self, automata: Automata) -> Tensor:
+        """Return the classes of this rank's ids."""
+        return automata.class_AV[:, self.start : self.start + self.values_RV.shape[1]]
 
     def rows(self, count: int) -> "Logits":
         """Return the first rows, sharing memory."""

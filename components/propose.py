@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffray.components.block import Best, Block, Likely, Measures, Proposal, Top
-from diffray.components.grammar.automaton import Automaton
+from diffray.components.grammar.automata import Automata
 from diffray.components.grammar.paths import LEFT_OUT, Entry, fill
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
@@ -48,9 +48,9 @@ class SlotEnd(NamedTuple):
 
 
 class Structured(NamedTuple):
-    """Rows whose tokens are chosen together, so that an automaton accepts the answer, or a slot."""
+    """Rows whose tokens are chosen together, so that automata accept the answers, or slots."""
 
-    automaton: Automaton
+    automata: Automata
     cells_GL: Tensor  # flat index into [B, L]; here L are the positions of a block or a slot
     entry: Entry
     rows_N: Tensor  # of the head
@@ -194,11 +194,13 @@ def _choose_together(
     logits: Logits, group: Structured, rows: Rows, block: Block, ids_R: Tensor, mask_token_id: int
 ) -> Tensor:
     """Return the tokens of a group's rows; outside the answer, keep those chosen before."""
-    automaton, entry, key = group.automaton, group.entry, None
+    automata, entry, key = group.automata, group.entry, None
+    ids_GL = block.ids_BL.flatten()[group.cells_GL]
+    sequence_N = group.places_N // ids_GL.shape[1]
     if group.draws is None:
         own, mass_NC = logits.some(group.rows_N), None
         _weigh_ends(own, group)
-        score_NC = own.of_classes(automaton, drawn=False)
+        score_NC = own.of_classes(automata, sequence_N, drawn=False)
     else:
         key = _key(rows.cells_R[group.rows_N], block)
         # In the logits' precision: float64 takes twice as long.
@@ -207,17 +209,17 @@ def _choose_together(
         own = logits.filtered(*draws, left_out=LEFT_OUT)
         _weigh_ends(own, group)
         # Sums over a block, in which filters leave -1e4 a position: float32 would not be exact.
-        mass_NC = own.of_classes(automaton, drawn=True).double()
-        score_NC = mass_NC + _noise_of_classes(automaton, key)
-    ids_GL = block.ids_BL.flatten()[group.cells_GL]
-    fixed_GL = (ids_GL != mask_token_id) & entry.valid_BL
+        mass_NC = own.of_classes(automata, sequence_N, drawn=True).double()
+        score_NC = mass_NC + _noise_of_classes(automata, key)
+    fixed_GL = (ids_GL != mask_token_id) & entry.valid_GL
+    class_GL = automata.class_AV[automata.automaton_G.unsqueeze(1), ids_GL]
 
     def spread(values_NC: Tensor) -> Tensor:
         """Write the rows' values at their places; a decided place allows only its token."""
         size = *fixed_GL.shape, values_NC.shape[1]
         found_GLC = values_NC.new_zeros(size).flatten(0, 1).index_copy(0, group.places_N, values_NC)
         classes_C = torch.arange(size[-1], device=values_NC.device)
-        own_GLC = automaton.class_V[ids_GL].unsqueeze(-1) == classes_C
+        own_GLC = class_GL.unsqueeze(-1) == classes_C
         return (
             found_GLC.view(size)
             .masked_fill(fixed_GL.unsqueeze(-1), 0.0)
@@ -225,25 +227,24 @@ def _choose_together(
         )
 
     mass_GLC = None if mass_NC is None else spread(mass_NC)
-    class_GL = fill(spread(score_NC), mass_GLC, automaton, entry)
     places_N = group.places_N
-    class_N = class_GL.flatten()[places_N]
+    class_N = fill(spread(score_NC), mass_GLC, automata, entry).flatten()[places_N]
     if key is None:
-        found_N = own.best_in(automaton, class_N)
+        found_N = own.best_in(automata, sequence_N, class_N)
     else:
-        found_N = own.draw_in(automaton, class_N, key)
-    found_N = torch.where(entry.valid_BL.flatten()[places_N], found_N, ids_R[group.rows_N])
+        found_N = own.draw_in(automata, sequence_N, class_N, key)
+    found_N = torch.where(entry.valid_GL.flatten()[places_N], found_N, ids_R[group.rows_N])
     return torch.where(fixed_GL.flatten()[places_N], ids_GL.flatten()[places_N], found_N)
 
 
-def _noise_of_classes(automaton: Automaton, key: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+def _noise_of_classes(automata: Automata, key: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """Return Gumbel noise for whole classes, from ids beyond the vocabulary.
 
     The maximum of a class's tokens with noise is distributed like the class's mass with noise, and
     is independent of which token attains it: so classes can be drawn first, then tokens.
     """
-    first, device = len(automaton.class_V), automaton.class_V.device
-    ids_C = torch.arange(first, first + automaton.num_classes, device=device)
+    first, device = automata.class_AV.shape[1], automata.class_AV.device
+    ids_C = torch.arange(first, first + automata.num_classes, device=device)
     return gumbel(*key, ids_C.unsqueeze(0))
 
 

@@ -5,7 +5,6 @@ Letters: B sequences, L positions of a block or a slot, N rows.
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from diffray.components.backend import send
+from diffray.components.grammar.automata import Automata
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.paths import Entry
 from diffray.components.pins import Stretch
@@ -20,8 +20,8 @@ from diffray.components.propose import Draws, SlotEnd, Structured
 from diffray.components.sequence import Sequence
 from diffray.components.slot_values import Values
 
-# Rows that are equal in this are chosen in one call: the automaton, whether they draw, slot ends.
-Alike = tuple[Automaton, bool, SlotEnd | None]
+# Rows that are equal in this are chosen in one call: whether they draw, and slot ends.
+Alike = tuple[bool, SlotEnd | None]
 
 
 class Draw(NamedTuple):
@@ -37,6 +37,7 @@ class Draw(NamedTuple):
 class StructuredPart(NamedTuple):
     """Rows of a sequence that are chosen together, and their positions, on the host."""
 
+    automaton: Automaton
     rows_N: Tensor
     places_N: Tensor  # of the rows, among the positions
     cells_L: Tensor  # of the positions: flat index into [B, L]
@@ -57,9 +58,11 @@ class StructuredPart(NamedTuple):
         draw: Draw | None,
     ) -> "StructuredPart":
         """Return a block's part of an answer, padded to `length` positions."""
+        assert sequence.automaton is not None
         at_L = sequence.start + torch.arange(length)
         stop = min(sequence.stop, sequence.limit)
         return StructuredPart(
+            sequence.automaton,
             rows_N,
             offsets_N,
             number * length + torch.arange(length),
@@ -81,6 +84,7 @@ class StructuredPart(NamedTuple):
         """Return a slot; its sequence's block starts at cell `first`, and at 0 in [B, L]."""
         ours_N = (offsets_N >= stretch.start - first) & (offsets_N < stretch.stop - first)
         return StructuredPart(
+            stretch.slot.automaton,
             rows_N[ours_N],
             offsets_N[ours_N] - (stretch.start - first),
             torch.arange(stretch.start - first, stretch.stop - first),
@@ -113,7 +117,7 @@ def join_draws(parts: Items[Draw], device: torch.device) -> Draws | None:
 
 def join_structured(alike: Alike, parts: Items[StructuredPart], device: torch.device) -> Structured:
     """Return the rows of several sequences that are chosen in one call."""
-    automaton, _, end = alike
+    _, end = alike
     length = max(len(part.cells_L) for part in parts)
     entry = Entry(
         send(torch.tensor([part.state for part in parts]), device),
@@ -123,7 +127,7 @@ def join_structured(alike: Alike, parts: Items[StructuredPart], device: torch.de
     counts = torch.tensor([len(part.rows_N) for part in parts])
     following = torch.tensor([part.following for part in parts])
     return Structured(
-        _on_device(automaton, device),
+        Automata.join([part.automaton for part in parts], device),
         send(pad_sequence([part.cells_L for part in parts], batch_first=True), device),
         entry,
         joined([part.rows_N for part in parts], device),
@@ -161,8 +165,3 @@ def repeated(
 ) -> Tensor:
     """Return each part's value once for each of its rows."""
     return joined([torch.full((len(rows),), value, dtype=dtype) for rows, value in parts], device)
-
-
-@lru_cache(64)
-def _on_device(automaton: Automaton, device: torch.device) -> Automaton:
-    return automaton.on(device)

@@ -13,13 +13,10 @@ from collections.abc import Collection
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from diffray.components.backend import send
 
 UNREACHABLE = 1 << 30  # a distance; more tokens than any canvas has
 
@@ -74,11 +71,6 @@ class Automaton:
         live_C[class_V] = True
         live_S = (self.member_SC & live_C).any(1)
         return replace(self, class_V=class_V, distance_Q=_distances(self, live_S))
-
-    def on(self, device: torch.device) -> "Automaton":
-        """Return a copy on the device."""
-        parts: dict[str, Any] = {n: send(part, device) for n, part in self._parts.items()}
-        return replace(self, **parts)
 
     def to_bytes(self) -> bytes:
         """Return the automaton, compressed; a vocabulary has long runs of one class."""

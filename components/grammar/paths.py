@@ -6,99 +6,114 @@ best one is found, or one is drawn, exactly: a backward pass over the states com
 what follows each position, and a forward pass chooses. Any part of the filling may be made final,
 because the rest of it completes that part.
 
-Letters: B sequences that share an automaton, L positions of their blocks, R rows of the head, V
-this rank's vocabulary, C classes, S sets of classes, Q states, D edges of a state, E edges of all
-states, N members.
+Letters: G sequences, L positions of their blocks, R rows of the head, V this rank's vocabulary, C
+classes, D edges of a state; of all sequences: Q states, E edges, S sets of classes, M members.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from diffray.components.backend import rows_at_a_time
-from diffray.components.grammar.automaton import Automaton
+from diffray.components.grammar.automata import Automata
 
+_COPIED: Final = 1 << 24  # classes at a time
 LEFT_OUT = 1e4  # subtracted from the logits of tokens that top-k or top-p drop
 
 
 class Entry(NamedTuple):
     """The state in which each sequence enters its block, and the positions after it."""
 
-    state_B: Tensor
-    valid_BL: Tensor  # positions that belong to the answer
-    room_B: Tensor  # positions of the answer after the block
+    state_G: Tensor
+    valid_GL: Tensor  # positions that belong to the answer
+    room_G: Tensor  # positions of the answer after the block
 
 
-def fill(score_BLC: Tensor, mass_BLC: Tensor | None, automaton: Automaton, entry: Entry) -> Tensor:
-    """Return the class from which to take each position's token, [B, L].
+def fill(score_GLC: Tensor, mass_GLC: Tensor | None, automata: Automata, entry: Entry) -> Tensor:
+    """Return the class from which to take each position's token, [G, L].
 
-    They form the filling with the best sum of scores. If scores are `mass_BLC`, the logarithms of
+    They form the filling with the best sum of scores. If scores are `mass_GLC`, the logarithms of
     the classes' probabilities, with Gumbel noise, it is drawn from the allowed fillings.
     """
-    score_BLS = _of_sets(score_BLC, automaton, drawn=False)
-    if mass_BLC is None:
-        following = _backward(score_BLS, automaton, entry, drawn=False)
+    score_LS = _of_sets(score_GLC, automata, drawn=False)
+    if mass_GLC is None:
+        following = _backward(score_LS, automata, entry, drawn=False)
     else:
-        mass_BLS = _of_sets(mass_BLC, automaton, drawn=True)
-        following = _backward(mass_BLS, automaton, entry, drawn=True)
-    set_BL = _forward(score_BLS, following, automaton, entry)
-    member_BLC = automaton.member_SC[set_BL][..., :-1]
-    return score_BLC.masked_fill(~member_BLC, -torch.inf).argmax(-1)
+        mass_LS = _of_sets(mass_GLC, automata, drawn=True)
+        following = _backward(mass_LS, automata, entry, drawn=True)
+    set_LG = _forward(score_LS, following, automata, entry)
+    member_LGM, real_LGM = automata.members.of(set_LG)
+    class_LGM = automata.class_M[member_LGM]
+    score_LK = score_GLC.transpose(0, 1).flatten(1)
+    value_LGM = score_LK.gather(1, class_LGM.flatten(1)).view(class_LGM.shape)
+    best_LG1 = value_LGM.masked_fill(~real_LGM, -torch.inf).argmax(-1, keepdim=True)
+    return (class_LGM.gather(-1, best_LG1).squeeze(-1) % automata.num_classes).T
 
 
-def _backward(
-    score_BLS: Tensor, automaton: Automaton, entry: Entry, *, drawn: bool
-) -> list[Tensor]:
-    """Return each state's value after each position, the best or a log-sum-exp: L of [B, Q]."""
-    ends_BQ = automaton.distance_Q <= entry.room_B.unsqueeze(1)
-    value_BQ = torch.zeros_like(ends_BQ, dtype=score_BLS.dtype).masked_fill(~ends_BQ, -torch.inf)
+def _backward(score_LS: Tensor, automata: Automata, entry: Entry, *, drawn: bool) -> list[Tensor]:
+    """Return each state's value after each position, the best or a log-sum-exp: L of [Q]."""
+    join = automata.edges.log_sum if drawn else automata.edges.largest
+    ends_Q = automata.distance_Q <= entry.room_G[automata.sequence_Q]
+    value_Q = torch.zeros_like(ends_Q, dtype=score_LS.dtype).masked_fill(~ends_Q, -torch.inf)
+    valid_LQ = entry.valid_GL.T[:, automata.sequence_Q]
     found = []
-    size = len(value_BQ), *automaton.set_QD.shape
-    set_E, next_E = automaton.set_QD.flatten(), automaton.next_QD.flatten()
-    for at in range(score_BLS.shape[1] - 1, -1, -1):
-        found.append(value_BQ)
-        way_BE = score_BLS[:, at].index_select(1, set_E) + value_BQ.index_select(1, next_E)
-        way_BQD = way_BE.view(size)
-        before_BQ = way_BQD.logsumexp(-1) if drawn else way_BQD.amax(-1)
-        value_BQ = torch.where(entry.valid_BL[:, at, None], before_BQ, value_BQ)
+    for score_S, valid_Q in zip(score_LS.flip(0), valid_LQ.flip(0), strict=True):
+        found.append(value_Q)
+        way_E = score_S.index_select(0, automata.set_E)
+        way_E += value_Q.index_select(0, automata.next_E)
+        value_Q = torch.where(valid_Q, join(way_E), value_Q)
     return found[::-1]
 
 
-def _forward(
-    score_BLS: Tensor, following: list[Tensor], automaton: Automaton, entry: Entry
+def _forward(score_LS: Tensor, following: list[Tensor], automata: Automata, entry: Entry) -> Tensor:
+    """Choose each position's set, from the state that the sets before it lead to: [L, G]."""
+    state_G, taken = automata.first_G + entry.state_G, []
+    for score_S, value_Q, valid_G in zip(score_LS, following, entry.valid_GL.T, strict=True):
+        edge_GD, real_GD = automata.edges.of(state_G)
+        set_GD, next_GD = automata.set_E[edge_GD], automata.next_E[edge_GD]
+        way_GD = (score_S[set_GD] + value_Q[next_GD]).masked_fill(~real_GD, -torch.inf)
+        best_G1 = way_GD.argmax(1, keepdim=True)
+        taken.append(set_GD.gather(1, best_G1).squeeze(1))
+        state_G = torch.where(valid_G, next_GD.gather(1, best_G1).squeeze(1), state_G)
+    return torch.stack(taken)
+
+
+def _of_sets(value_GLC: Tensor, automata: Automata, *, drawn: bool) -> Tensor:
+    """Return the largest value of each set's classes, or their log-sum-exp: [L, S]."""
+    value_ML = value_GLC.transpose(1, 2).flatten(0, 1)[automata.class_M]
+    join = automata.members.log_sum if drawn else automata.members.largest
+    return join(value_ML).T.contiguous()
+
+
+def of_classes(
+    value_RV: Tensor, class_AV: Tensor, which_R: Tensor, count: int, *, drawn: bool
 ) -> Tensor:
-    """Choose each position's set, from the state that the sets before it lead to."""
-    state_B, taken = entry.state_B, []
-    for at, value_BQ in enumerate(following):
-        set_BD, next_BD = automaton.set_QD[state_B], automaton.next_QD[state_B]
-        way_BD = score_BLS[:, at].gather(1, set_BD) + value_BQ.gather(1, next_BD)
-        best_B1 = way_BD.argmax(1, keepdim=True)
-        taken.append(set_BD.gather(1, best_B1).squeeze(1))
-        next_B = next_BD.gather(1, best_B1).squeeze(1)
-        state_B = torch.where(entry.valid_BL[:, at], next_B, state_B)
-    return torch.stack(taken, 1)
+    """Return the largest value of each class's tokens, or if `drawn` their log-sum-exp.
 
-
-def _of_sets(value_BLC: Tensor, automaton: Automaton, *, drawn: bool) -> Tensor:
-    """Return the largest value of each set's classes, or their log-sum-exp; -inf if it has none."""
-    set_N, class_N = automaton.member_SC[:, :-1].nonzero().unbind(1)
-    size = *value_BLC.shape[:-1], len(automaton.member_SC)
-    value_BLN = value_BLC[..., class_N]
-    index_BLN = set_N.expand_as(value_BLN)
-    best_BLS = value_BLC.new_full(size, -torch.inf).scatter_reduce(-1, index_BLN, value_BLN, "amax")
-    return _log_sum(value_BLN, index_BLN, best_BLS) if drawn else best_BLS
-
-
-def of_classes(value_RV: Tensor, class_V: Tensor, count: int, *, drawn: bool) -> Tensor:
-    """Return the largest value of each class's tokens, or if `drawn` their log-sum-exp."""
+    `which_R` says which of A automata each row follows.
+    """
     found = []
-    for value in value_RV.split(rows_at_a_time(value_RV)):
-        index = class_V.expand_as(value)
+    for value, index in with_classes(value_RV, class_AV, which_R):
         best = value.new_full((len(value), count + 1), -torch.inf)
         best = best.scatter_reduce(1, index, value, "amax")
         found.append((_log_sum(value, index, best) if drawn else best)[:, :-1])
     return torch.cat(found)
+
+
+def with_classes(
+    value_RV: Tensor, class_AV: Tensor, which_R: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return a few rows at a time, and the classes of their tokens."""
+    rows = rows_at_a_time(value_RV)
+    if len(class_AV) == 1:  # all rows share its classes, so they are not copied
+        for value in value_RV.split(rows):
+            yield value, class_AV.expand_as(value)
+        return
+    rows = min(rows, max(_COPIED // value_RV.shape[1], 1))
+    for value, which in zip(value_RV.split(rows), which_R.split(rows), strict=True):
+        yield value, class_AV[which]
 
 
 def _log_sum(value: Tensor, index: Tensor, best: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diffray.components.config import InvalidField
+from diffray.components.grammar.automata import Automata
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.bad_words import Sequences, avoiding, avoiding_within
 from diffray.components.grammar.paths import Entry, _backward, _of_sets, fill, of_classes
@@ -49,7 +50,11 @@ class Case(NamedTuple):
     def scores(self, *, drawn: bool) -> Tensor:
         automaton = self.automaton
         found: Tensor = of_classes(
-            self.value_LV, automaton.class_V, automaton.num_classes, drawn=drawn
+            self.value_LV,
+            automaton.class_V.unsqueeze(0),
+            torch.zeros(len(self.value_LV), dtype=torch.long),
+            automaton.num_classes,
+            drawn=drawn,
         )
         for at, token in enumerate(self.fixed):
             if token is not None:
@@ -57,7 +62,7 @@ class Case(NamedTuple):
                 found[at, automaton.class_V[token]] = 0
         return found
 
-    def entry(self, rows: int = 1) -> Entry:
+    def entry(self, rows: int) -> Entry:
         return Entry(
             torch.zeros(rows, dtype=torch.long),
             torch.ones(rows, len(self.fixed), dtype=torch.bool),
@@ -93,24 +98,58 @@ def cases(count: int, seed: int = 7, *, avoided: bool = False) -> list[Case]:
     return found
 
 
+class Together(NamedTuple):
+    """Cases side by side, padded with values that must not matter."""
+
+    score_GLC: Tensor
+    automata: Automata
+    entry: Entry
+
+    @staticmethod
+    def of(cases: list[Case], *, drawn: bool) -> "Together":
+        found = [case.scores(drawn=drawn) for case in cases]
+        length, count = (max(each.shape[at] for each in found) for at in (0, 1))
+        valid_GL = torch.zeros(len(cases), length, dtype=torch.bool)
+        score_GLC = torch.full((len(cases), length, count), 100.0, dtype=torch.float64)
+        for number, score_LC in enumerate(found):
+            valid_GL[number, : len(score_LC)] = True
+            score_GLC[number, : len(score_LC), : score_LC.shape[1]] = score_LC
+        rooms = torch.tensor([case.room for case in cases])
+        automata = Automata.join([case.automaton for case in cases], torch.device("cpu"))
+        return Together(score_GLC, automata, Entry(torch.zeros_like(rooms), valid_GL, rooms))
+
+
+def groups(found: list[Case]) -> list[list[Case]]:
+    """Return the cases in groups of one to seven, of which some share an automaton."""
+    draw, parts = random.Random(5), []
+    while found:
+        size = draw.randint(1, 7)
+        parts.append(found[:size] + found[: draw.randint(0, 2)])
+        found = found[size:]
+    return parts
+
+
 @pytest.mark.parametrize("avoided", [False, True])
 def test_the_best_filling_is_that_of_an_exhaustive_search(avoided: bool) -> None:
-    for case in cases(500, avoided=avoided):
-        sets_BL = fill(case.scores(drawn=False)[None], None, case.automaton, case.entry())
-        assert case.ids(sets_BL[0], case.value_LV) == max(case.fillings(), key=case.worth)
+    for group in groups(cases(500, avoided=avoided)):
+        score_GLC, automata, entry = Together.of(group, drawn=False)
+        class_GL = fill(score_GLC, None, automata, entry)
+        for case, class_L in zip(group, class_GL, strict=True):
+            ids = case.ids(class_L[: len(case.fixed)], case.value_LV)
+            assert ids == max(case.fillings(), key=case.worth)
 
 
 @pytest.mark.parametrize("avoided", [False, True])
 def test_the_partition_function_is_that_of_an_exhaustive_sum(avoided: bool) -> None:
-    for case in cases(500, avoided=avoided):
-        mass_BLS = _of_sets(case.scores(drawn=True)[None], case.automaton, drawn=True)
+    for group in groups(cases(500, avoided=avoided)):
+        score_GLC, automata, entry = Together.of(group, drawn=True)
         # What the start is worth after a position that is not of the answer.
-        mass_BLS = torch.cat([mass_BLS[:, :1], mass_BLS], 1)
-        entry = case.entry()
-        entry = entry._replace(valid_BL=torch.nn.functional.pad(entry.valid_BL, (1, 0)))
-        first_BQ, *_ = _backward(mass_BLS, case.automaton, entry, drawn=True)
-        total = math.log(sum(math.exp(case.worth(ids)) for ids in case.fillings()))
-        assert first_BQ[0, 0].item() == pytest.approx(total, abs=1e-9)
+        mass_LS = _of_sets(torch.nn.functional.pad(score_GLC, (0, 0, 1, 0)), automata, drawn=True)
+        entry = entry._replace(valid_GL=torch.nn.functional.pad(entry.valid_GL, (1, 0)))
+        first_Q, *_ = _backward(mass_LS, automata, entry, drawn=True)
+        for case, found in zip(group, first_Q[automata.first_G].tolist(), strict=True):
+            total = math.log(sum(math.exp(case.worth(ids)) for ids in case.fillings()))
+            assert found == pytest.approx(total, abs=1e-9)
 
 
 def drawn(case: Case, count: int) -> Tensor:
@@ -124,7 +163,7 @@ def drawn(case: Case, count: int) -> Tensor:
     cells_R = (number_B[:, None] * length + open_N).flatten()
     rows_R = torch.arange(len(cells_R))
     group = Structured(
-        automaton,
+        Automata.join([automaton] * count, torch.device("cpu")),
         torch.arange(count * length).view(count, length),
         case.entry(count),
         rows_R,

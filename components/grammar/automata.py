@@ -1,0 +1,124 @@
+"""The automata of several sequences side by side, so that one pass chooses the tokens of all.
+
+Letters: G sequences, A different automata, V vocabulary, C the most classes of an automaton; of all
+sequences together: Q states, E edges, S sets of classes, M members of sets; X owners of runs.
+"""
+
+from collections.abc import Sequence as Items
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffray.components.backend import send
+from diffray.components.grammar.automaton import Automaton
+
+_KEPT = 256  # automata
+
+
+class Runs(NamedTuple):
+    """Where in a list each owner's run is: the edges of a state, or the members of a set."""
+
+    start_X: Tensor  # one more: the end of the list
+    owner_M: Tensor
+    longest: int
+
+    def largest(self, value_M: Tensor) -> Tensor:
+        """Return the largest value of each run, -inf if it is empty."""
+        return torch.segment_reduce(
+            value_M, "max", offsets=self.start_X, axis=0, initial=-torch.inf, unsafe=True
+        )
+
+    def log_sum(self, value_M: Tensor) -> Tensor:
+        """Return the log-sum-exp of each run; the same on all ranks, as order is fixed."""
+        peak_X = self.largest(value_M).nan_to_num_(neginf=0.0)
+        parts_M = (value_M - peak_X[self.owner_M]).exp_()
+        sum_X = torch.segment_reduce(
+            parts_M, "sum", offsets=self.start_X, axis=0, initial=0.0, unsafe=True
+        )
+        return sum_X.log_() + peak_X
+
+    def of(self, owner: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the places of some owners' runs, padded, and which are not padding."""
+        place = self.start_X[owner].unsqueeze(-1) + torch.arange(self.longest, device=owner.device)
+        return place.clamp(max=len(self.owner_M) - 1), place < self.start_X[owner + 1].unsqueeze(-1)
+
+
+class Automata(NamedTuple):
+    """The automata of G sequences. Each sequence has its own states and sets."""
+
+    class_AV: Tensor
+    automaton_G: Tensor
+    num_classes: int  # C
+    first_G: Tensor  # each sequence's state 0
+    sequence_Q: Tensor
+    distance_Q: Tensor
+    edges: Runs  # of each state
+    set_E: Tensor
+    next_E: Tensor
+    members: Runs  # of each set
+    class_M: Tensor  # index into [G, C]
+
+    @staticmethod
+    def join(automata: Items[Automaton], device: torch.device) -> "Automata":
+        """Return the automata of these sequences, on the device."""
+        number = {each: at for at, each in enumerate(dict.fromkeys(automata))}
+        lists = [_lists(automaton) for automaton in automata]
+        classes = max(automaton.num_classes for automaton in number)
+        states_G = torch.tensor([len(each.edges_Q) for each in lists])
+        sets_G = torch.tensor([len(each.members_S) for each in lists])
+        first_G, sequence_G = _before(states_G), torch.arange(len(lists))
+        edges_G = torch.tensor([len(each.set_E) for each in lists])
+        members_G = torch.tensor([len(each.class_M) for each in lists])
+
+        def shifted(name: str, by_G: Tensor, count_G: Tensor) -> Tensor:
+            values = torch.cat([getattr(each, name) for each in lists])
+            return send(values + by_G.repeat_interleave(count_G), device)
+
+        return Automata(
+            torch.stack([_classes_on(automaton, device) for automaton in number]),
+            send(torch.tensor([number[automaton] for automaton in automata]), device),
+            classes,
+            send(first_G, device),
+            send(sequence_G.repeat_interleave(states_G), device),
+            send(torch.cat([automaton.distance_Q for automaton in automata]), device),
+            _runs(torch.cat([each.edges_Q for each in lists]), device),
+            shifted("set_E", _before(sets_G), edges_G),
+            shifted("next_E", first_G, edges_G),
+            _runs(torch.cat([each.members_S for each in lists]), device),
+            shifted("class_M", classes * sequence_G, members_G),
+        )
+
+
+class _Lists(NamedTuple):
+    """An automaton's edges and members, without padding."""
+
+    edges_Q: Tensor  # their number
+    set_E: Tensor
+    next_E: Tensor
+    members_S: Tensor  # their number
+    class_M: Tensor
+
+
+@lru_cache(_KEPT)
+def _lists(automaton: Automaton) -> _Lists:
+    member_SC = automaton.member_SC[:-1, :-1]
+    real_QD = automaton.set_QD < len(member_SC)
+    edges = automaton.set_QD[real_QD], automaton.next_QD[real_QD]
+    return _Lists(real_QD.sum(1), *edges, member_SC.sum(1), member_SC.nonzero()[:, 1])
+
+
+@lru_cache(_KEPT)
+def _classes_on(automaton: Automaton, device: torch.device) -> Tensor:
+    return send(automaton.class_V, device)
+
+
+def _before(count_X: Tensor) -> Tensor:
+    return count_X.cumsum(0) - count_X
+
+
+def _runs(count_X: Tensor, device: torch.device) -> Runs:
+    start_X = torch.nn.functional.pad(count_X.cumsum(0), (1, 0))
+    owner_M = torch.arange(len(count_X)).repeat_interleave(count_X)
+    return Runs(send(start_X, device), send(owner_M, device), int(count_X.max()))

@@ -1,4 +1,4 @@
-"""Fields as JSON: free, guided by a schema, and filled into a pinned canvas.
+"""Fields as JSON: free, guided by a schema, and filled into a pinned canvas in two forwards or one.
 
 `python -m benchmarks.decisions` asks a demo model held-out questions of its JSON task and prints
 how many fields are right, forwards per answer, and records per second. The ways take turns, so with
@@ -84,16 +84,21 @@ def ask(llm: DiffusionLLM, items: list[Item], params: list[SamplingParams]) -> F
 def ways(
     items: list[Item], max_tokens: int, slot_length: int | None = None
 ) -> dict[str, list[SamplingParams]]:
-    """Return the parameters of each question: free, guided, and pinned."""
+    """Return the parameters of each question: free, guided, and pinned with two forwards or one."""
     schemas = [{"json": schema_of(item)} for item in items]
-    pinned = {"canvas": "pinned", "slot_length": slot_length}
+    pinned: dict[str, Any] = {"canvas": "pinned", "slot_length": slot_length}
+    one = pinned | {"decoder": {"kind": "whole_slots", "threshold": 0}}
+
+    def by_schema(**rest: Any) -> list[SamplingParams]:
+        return [
+            SamplingParams(max_tokens=max_tokens, structured_outputs=s, **rest) for s in schemas
+        ]
+
     return {
         "free": [SamplingParams(max_tokens=max_tokens)] * len(items),
-        "guided": [SamplingParams(max_tokens=max_tokens, structured_outputs=s) for s in schemas],
-        "pinned": [
-            SamplingParams(max_tokens=max_tokens, structured_outputs=s, diffusion=pinned)
-            for s in schemas
-        ],
+        "guided": by_schema(),
+        "pinned": by_schema(diffusion=pinned),
+        "pinned, one forward": by_schema(diffusion=one),
     }
 
 

@@ -63,7 +63,8 @@ AnyDecoder = Annotated[
     | BudgetThreshold
     | EntropyBound
     | Sequential
-    | Lopa,
+    | Lopa
+    | WholeSlots,
     Field(discriminator="kind"),
     OrKind(),
 ]
@@ -188,6 +189,12 @@ class Policy:
         _check_attention(iteration, cache, causal=causal)
         if params.canvas == "pinned":
             _check_pinned(iteration, decoder, plain)
+        elif decoder.whole_slots:
+            raise InvalidField(
+                f"decoder {decoder.kind!r} decides the fields of a pinned canvas; add canvas: "
+                "'pinned', or use another",
+                "diffusion.decoder",
+            )
         _check_together(iteration, decoder, cache, length)
         if iteration.soft and params.cfg_scale > 0:
             raise InvalidField(

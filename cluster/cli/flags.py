@@ -17,7 +17,7 @@ API_KEY_HELP = "The server's API key, if it requires one."
 # Repeated here, because importing the modules that define them loads torch.
 DECODERS = (
     *("threshold", "fixed", "hierarchy", "credit", "factor", "edit", "schedule", "origin"),
-    *("budget_threshold", "entropy_bound", "sequential", "lopa"),
+    *("budget_threshold", "entropy_bound", "sequential", "lopa", "whole_slots"),
 )
 CACHES = ("none", "prefix", "dual", "vicinity", "exact", "sub_block")
 ITERATIONS = ("blockwise", "first_token", "block_diffusion", "sub_blocks", "soft", "renoise")

@@ -2,17 +2,17 @@
 
 from typing import ClassVar, Final, Literal
 
+from pydantic import Field
 from torch import Tensor
 
 from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
 
 _MOST_STEPS: Final = 2  # of an answer, or one for each of its blocks if it has more
-_SURE: Final = 0.5
 
 
 class WholeSlots(Decoder):
-    """The first step accepts slots whose values are more probable than not, the last step all.
+    """The first step accepts values that are at least this probable, the last step all.
 
     It is the default decoder of a pinned canvas.
     """
@@ -20,9 +20,16 @@ class WholeSlots(Decoder):
     whole_slots: ClassVar[bool] = True
 
     kind: Literal["whole_slots"] = "whole_slots"
+    threshold: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="The probability at which the first forward decides a value; 0: it decides "
+        "them all.",
+    )
 
     def accept(self, proposal: Proposal, block: Block) -> Tensor:
         assert proposal.value_BL is not None, "there are no slots"
         # Each block after this one takes at least one step.
         last_B = block.step_B + block.count_B - block.index_B >= _MOST_STEPS
-        return block.masked_BL & (last_B.unsqueeze(1) | (proposal.value_BL >= _SURE))
+        return block.masked_BL & (last_B.unsqueeze(1) | (proposal.value_BL >= self.threshold))

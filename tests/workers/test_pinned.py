@@ -194,6 +194,10 @@ def test_a_choice_s_options_share_all_probability() -> None:
         ({"bad_token_sequences": ((1, 2),)}, "bad_words of several tokens do not go with"),
         ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size does not go with"),
         ({"diffusion": {"canvas": "free", "slot_length": 3}}, "slot_length is about"),
+        (
+            {"diffusion": {"canvas": "free", "decoder": "whole_slots"}},
+            "'whole_slots' decides the fields of a pinned canvas; add canvas: 'pinned'",
+        ),
         ({"bad_token_ids": True}, "stands on the pinned canvas"),
     ],
 )
@@ -290,3 +294,16 @@ def test_without_a_named_decoder_two_forwards_are_the_most(
         measured = any(stretch.roomy for stretch in sequence.stretches)
         taken.append((measured, update.forwards))
     assert {forwards for measured, forwards in taken if measured} >= {1, 2}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED, CAUSAL])
+def test_a_threshold_of_0_decides_all_values_in_one_forward(
+    model: ToyModel, temperature: float
+) -> None:
+    plain = Request(0, prompt_of(5), SamplingParams(temperature=temperature))
+    for number in range(60):
+        request = pinned(plain, number, decoder={"kind": "whole_slots", "threshold": 0})
+        update = whole_answer(model, request)
+        assert fits(Canvas.from_bytes(request.grammar), update.ids)
+        assert update.forwards == 1

@@ -50,6 +50,7 @@ class Command(TyperCommand):
             name = getattr(error, "option_name", None)  # of Typer's error for unknown options
             if name and (said := instead_of(name, flags)):
                 raise _USAGE_ERROR(f"No such option: {name}; {said}", ctx) from None
+            error.message = error.message.removeprefix("Value error, ")  # pydantic's words
             raise
 
     def invoke(self, ctx: Any) -> Any:

@@ -213,7 +213,10 @@ def _models(given: object, where: str) -> tuple[list[object], object]:
                 f"{where}: this is Serve's own format; run it with `serve run`, or give the "
                 "options under args"
             )
-        if "llm_configs" not in given or not given.keys() <= {"llm_configs", "door"}:
+        if "llm_configs" not in given:
+            one = {name: value for name, value in given.items() if name != "door"}
+            return [one], given.get("door")
+        if not given.keys() <= {"llm_configs", "door"}:
             return [given], None
         listed, door = given["llm_configs"], given.get("door")
     if not isinstance(listed, list) or not listed:

@@ -110,6 +110,12 @@ def test_a_door_that_is_not_a_mapping_is_refused() -> None:
         applications({"llm_configs": [model("a"), model("b")], "door": 3}, "x")
 
 
+@pytest.mark.parametrize("given", [model("a"), {"llm_configs": [model("a")]}])
+def test_one_model_takes_no_door(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="x: a door is for several models, and this is one"):
+        applications({**given, "door": {"max_ongoing_requests": 5}}, "x")
+
+
 def test_models_on_the_command_line_share_their_options(tmp_path: Path) -> None:
     typed = ["serve", "demo", "demo-llada2", "--api-key", "a", "--replicas", "2"]
     shown = CliRunner().invoke(app, [*typed, "--dtype", "float64", "--print-config"])

@@ -258,12 +258,15 @@ def overhead_positions(device: torch.device, weights: int) -> int:
     return 1 + _OVERHEAD_OF_CALLS // max(weights, 1)
 
 
-def rows_at_a_time(values_RV: Tensor) -> int:
-    """Return how many rows to process together: all, or on a CPU as many as its cache holds."""
+def rows_at_a_time(values_RV: Tensor, width: int | None = None) -> int:
+    """Return how many rows to process together: all, or on a CPU as many as its cache holds.
+
+    Rows are as long as `values_RV`'s, or `width`.
+    """
     rows = max(len(values_RV), 1)
     if values_RV.device.type != "cpu":
         return rows
-    return min(rows, max(_CACHED // values_RV.shape[1], 1))
+    return min(rows, max(_CACHED // (width or values_RV.shape[1]), 1))
 
 
 def keep_freed_memory() -> None:

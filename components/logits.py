@@ -96,7 +96,8 @@ class Logits:
         """
         values_RV = self._of_class(automata, sequence_R, class_R)
         peak_R = self.mesh.all_gather(values_RV.amax(1)).amax(0).nan_to_num(neginf=0.0)
-        found, rows = [], rows_at_a_time(values_RV)
+        found, most = [], -(-automata.class_AV.shape[1] // self.mesh.size)
+        rows = rows_at_a_time(values_RV, most)  # as many on each rank, whatever its slice
         parts = (part.split(rows) for part in (values_RV, peak_R, noise.uniform(*key)))
         for values, peak, unit in zip(*parts, strict=True):
             weight = values.sub_(peak.unsqueeze(1)).exp_().mul_(_PARTS)

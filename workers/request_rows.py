@@ -162,7 +162,7 @@ class _Collector:
         own = _rows(span), offset_R[span], draw
         if sequence.automaton is not None:
             part = StructuredPart.of_answer(number, sequence, self.length, *own)
-            self.structured[params.draws, None].append(part)
+            self.structured[part.alike].append(part)
         elif sequence.pins is not None:
             self._slots(number, sequence, *own)
         elif draw is not None:
@@ -201,7 +201,7 @@ class _Collector:
             if params.logprobs and stretch.whole and len(part.rows_N) == len(part.cells_L):
                 self.choices.append(Choice(sequence.pins, stretch, part.rows_N))
             if len(part.rows_N):
-                self.structured[draw is not None, end].append(part)
+                self.structured[part.alike].append(part)
                 if sequence.policy.decoder.whole_slots:
                     self.slots.append(part)
 

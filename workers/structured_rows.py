@@ -20,8 +20,9 @@ from diffray.components.propose import Draws, SlotEnd, Structured
 from diffray.components.sequence import Sequence
 from diffray.components.slot_values import Values
 
-# Rows that are equal in this are chosen in one call: whether they draw, and slot ends.
-Alike = tuple[bool, SlotEnd | None]
+# Rows that are equal in this are chosen in one call: whether they draw, slot ends, and about how
+# many positions there are, because all are padded to the longest.
+Alike = tuple[bool, SlotEnd | None, int]
 
 
 class Draw(NamedTuple):
@@ -96,6 +97,10 @@ class StructuredPart(NamedTuple):
             stretch.slot.following,
         )
 
+    @property
+    def alike(self) -> Alike:
+        return self.draw is not None, self.end, ((len(self.cells_L) - 1) >> 3).bit_length()
+
 
 def join_draws(parts: Items[Draw], device: torch.device) -> Draws | None:
     """Return how all these rows draw; None if there are none."""
@@ -117,7 +122,7 @@ def join_draws(parts: Items[Draw], device: torch.device) -> Draws | None:
 
 def join_structured(alike: Alike, parts: Items[StructuredPart], device: torch.device) -> Structured:
     """Return the rows of several sequences that are chosen in one call."""
-    _, end = alike
+    _, end, _ = alike
     length = max(len(part.cells_L) for part in parts)
     entry = Entry(
         send(torch.tensor([part.state for part in parts]), device),
@@ -127,7 +132,7 @@ def join_structured(alike: Alike, parts: Items[StructuredPart], device: torch.de
     counts = torch.tensor([len(part.rows_N) for part in parts])
     following = torch.tensor([part.following for part in parts])
     return Structured(
-        Automata.join([part.automaton for part in parts], device),
+        Automata.join(tuple(part.automaton for part in parts), device),
         send(pad_sequence([part.cells_L for part in parts], batch_first=True), device),
         entry,
         joined([part.rows_N for part in parts], device),

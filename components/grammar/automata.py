@@ -1,10 +1,10 @@
 """The automata of several sequences side by side, so that one pass chooses the tokens of all.
 
 Letters: G sequences, A different automata, V vocabulary, C the most classes of an automaton; of all
-sequences together: Q states, E edges, S sets of classes, M members of sets; X owners of runs.
+sequences together: Q states, E edges, S sets of classes, M members of sets. Of runs: X owners, N
+values.
 """
 
-from collections.abc import Sequence as Items
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,41 +14,48 @@ from torch import Tensor
 from diffray.components.backend import send
 from diffray.components.grammar.automaton import Automaton
 
-_KEPT = 256  # automata
+_KEPT = 64  # automata
+_JOINED = 4  # lists of them, for batches that ask the same again
 
 
 class Runs(NamedTuple):
-    """Where in a list each owner's run is: the edges of a state, or the members of a set."""
+    """Which values of a list belong together: those of a state's edges, or of a set's members."""
 
-    start_X: Tensor  # one more: the end of the list
-    owner_M: Tensor
+    start_X: Tensor  # of each owner's run; one more: the end of the list
+    owner_N: Tensor
     longest: int
 
-    def largest(self, value_M: Tensor) -> Tensor:
+    def largest(self, value_N: Tensor) -> Tensor:
         """Return the largest value of each run, -inf if it is empty."""
-        return torch.segment_reduce(
-            value_M, "max", offsets=self.start_X, axis=0, initial=-torch.inf, unsafe=True
-        )
+        return self._reduced("max", value_N, -torch.inf)
 
-    def log_sum(self, value_M: Tensor) -> Tensor:
-        """Return the log-sum-exp of each run; the same on all ranks, as order is fixed."""
-        peak_X = self.largest(value_M).nan_to_num_(neginf=0.0)
-        parts_M = (value_M - peak_X[self.owner_M]).exp_()
-        sum_X = torch.segment_reduce(
-            parts_M, "sum", offsets=self.start_X, axis=0, initial=0.0, unsafe=True
+    def log_sum(self, value_N: Tensor) -> Tensor:
+        """Return the log-sum-exp of each run."""
+        peak_X = self.largest(value_N).nan_to_num_(neginf=0.0)
+        parts_N = (value_N - peak_X[self.owner_N]).exp_()
+        return self._reduced("sum", parts_N, 0.0).log_() + peak_X
+
+    def _reduced(self, reduce: str, value_N: Tensor, initial: float) -> Tensor:
+        # With columns, CUDA has one thread for each run, which adds in order: ranks must agree.
+        found: Tensor = torch.segment_reduce(
+            value_N if value_N.dim() > 1 else value_N.unsqueeze(1),
+            reduce,
+            offsets=self.start_X,
+            initial=initial,
+            unsafe=True,
         )
-        return sum_X.log_() + peak_X
+        return found.view(-1, *value_N.shape[1:])
 
     def of(self, owner: Tensor) -> tuple[Tensor, Tensor]:
         """Return the places of some owners' runs, padded, and which are not padding."""
         place = self.start_X[owner].unsqueeze(-1) + torch.arange(self.longest, device=owner.device)
-        return place.clamp(max=len(self.owner_M) - 1), place < self.start_X[owner + 1].unsqueeze(-1)
+        return place.clamp(max=len(self.owner_N) - 1), place < self.start_X[owner + 1].unsqueeze(-1)
 
 
 class Automata(NamedTuple):
     """The automata of G sequences. Each sequence has its own states and sets."""
 
-    class_AV: Tensor
+    class_AV: Tensor  # 4 bytes each, as there may be many
     automaton_G: Tensor
     num_classes: int  # C
     first_G: Tensor  # each sequence's state 0
@@ -58,10 +65,11 @@ class Automata(NamedTuple):
     set_E: Tensor
     next_E: Tensor
     members: Runs  # of each set
-    class_M: Tensor  # index into [G, C]
+    class_M: Tensor  # index into [G, C]; the class itself is the remainder by C
 
     @staticmethod
-    def join(automata: Items[Automaton], device: torch.device) -> "Automata":
+    @lru_cache(_JOINED)
+    def join(automata: tuple[Automaton, ...], device: torch.device) -> "Automata":
         """Return the automata of these sequences, on the device."""
         number = {each: at for at, each in enumerate(dict.fromkeys(automata))}
         lists = [_lists(automaton) for automaton in automata]
@@ -111,7 +119,7 @@ def _lists(automaton: Automaton) -> _Lists:
 
 @lru_cache(_KEPT)
 def _classes_on(automaton: Automaton, device: torch.device) -> Tensor:
-    return send(automaton.class_V, device)
+    return send(automaton.class_V.int(), device)
 
 
 def _before(count_X: Tensor) -> Tensor:
@@ -120,5 +128,5 @@ def _before(count_X: Tensor) -> Tensor:
 
 def _runs(count_X: Tensor, device: torch.device) -> Runs:
     start_X = torch.nn.functional.pad(count_X.cumsum(0), (1, 0))
-    owner_M = torch.arange(len(count_X)).repeat_interleave(count_X)
-    return Runs(send(start_X, device), send(owner_M, device), int(count_X.max()))
+    owner_N = torch.arange(len(count_X)).repeat_interleave(count_X)
+    return Runs(send(start_X, device), send(owner_N, device), int(count_X.max()))

@@ -107,13 +107,14 @@ def with_classes(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Return a few rows at a time, and the classes of their tokens."""
     rows = rows_at_a_time(value_RV)
-    if len(class_AV) == 1:  # all rows share its classes, so they are not copied
+    if len(class_AV) == 1:  # all rows share one copy
+        shared_1V = class_AV.long()
         for value in value_RV.split(rows):
-            yield value, class_AV.expand_as(value)
+            yield value, shared_1V.expand_as(value)
         return
     rows = min(rows, max(_COPIED // value_RV.shape[1], 1))
     for value, which in zip(value_RV.split(rows), which_R.split(rows), strict=True):
-        yield value, class_AV[which]
+        yield value, class_AV[which].long()
 
 
 def _log_sum(value: Tensor, index: Tensor, best: Tensor) -> Tensor:

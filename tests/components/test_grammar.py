@@ -115,7 +115,7 @@ class Together(NamedTuple):
             valid_GL[number, : len(score_LC)] = True
             score_GLC[number, : len(score_LC), : score_LC.shape[1]] = score_LC
         rooms = torch.tensor([case.room for case in cases])
-        automata = Automata.join([case.automaton for case in cases], torch.device("cpu"))
+        automata = Automata.join(tuple(case.automaton for case in cases), torch.device("cpu"))
         return Together(score_GLC, automata, Entry(torch.zeros_like(rooms), valid_GL, rooms))
 
 
@@ -163,7 +163,7 @@ def drawn(case: Case, count: int) -> Tensor:
     cells_R = (number_B[:, None] * length + open_N).flatten()
     rows_R = torch.arange(len(cells_R))
     group = Structured(
-        Automata.join([automaton] * count, torch.device("cpu")),
+        Automata.join((automaton,) * count, torch.device("cpu")),
         torch.arange(count * length).view(count, length),
         case.entry(count),
         rows_R,

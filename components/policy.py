@@ -148,9 +148,15 @@ class DiffusionParams(PolicyPart):
         return (self.slot_length or _SLOT_LENGTH) if self.canvas == "pinned" else None
 
     def over(self, default: "DiffusionParams") -> "DiffusionParams":
-        """Return these parameters, with omitted ones taken from `default`."""
+        """Return these parameters, with omitted ones taken from `default`.
+
+        A default decoder of pinned canvases is for those alone.
+        """
         given = {name: getattr(self, name) for name in self.model_fields_set}
-        return default.model_copy(update=given)
+        found = default.model_copy(update=given)
+        if "decoder" in given or found.decoder is None or found.canvas == "pinned":
+            return found
+        return found.model_copy(update={"decoder": None}) if found.decoder.whole_slots else found
 
 
 IN_DIFFUSION: Final = IN_DECODER | {
@@ -185,11 +191,11 @@ class Policy:
         if pinned and params.block_length is None:
             length = pinned + (causal_length - 1 if causal else 0)  # it may start in such a block
         plain = "block_diffusion" if causal else "blockwise"
-        check_parts(iteration, decoder, plain, encodes=spec.encodes)
-        _check_attention(iteration, cache, causal=causal)
         if params.canvas == "pinned":
             _check_pinned(iteration, decoder, plain)
-        elif decoder.whole_slots:
+        check_parts(iteration, decoder, plain, encodes=spec.encodes)
+        _check_attention(iteration, cache, causal=causal)
+        if params.canvas == "free" and decoder.whole_slots:
             raise InvalidField(
                 f"decoder {decoder.kind!r} decides the fields of a pinned canvas; add canvas: "
                 "'pinned', or use another",

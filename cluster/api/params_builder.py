@@ -58,7 +58,7 @@ class ParamsBuilder:
         return {
             "max_model_len": self.limits.context,
             "family": spec.family,
-            "diffusion": Policy.resolve(self.diffusion, spec).options(),
+            "diffusion": Policy.resolve(DiffusionParams().over(self.diffusion), spec).options(),
             "policies": told(spec.family, own),
         }
 

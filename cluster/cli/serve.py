@@ -184,7 +184,7 @@ def _print(applications: "Applications") -> None:
 def _check_models(applications: "Applications") -> None:
     """Refuse a checkpoint that cannot be served, before a cluster is started for it."""
     from diffray.components.checkpoints.checkpoint import read_config, resolve
-    from diffray.components.models.registry import check_ranks, check_sharing
+    from diffray.components.models.registry import check_defaults, check_ranks, check_sharing
 
     for each in applications.models:
         engine = each.config.engine_kwargs
@@ -194,6 +194,7 @@ def _check_models(applications: "Applications") -> None:
         if each.config.deployment_config.prefix_routing:
             requested = [*requested, "prefix_routing"]
         check_sharing(found, requested, engine.first_step_caching)
+        check_defaults(found, each.config.diffusion)
         if engine.lora_modules:
             from diffray.workers.adapters import LoadedAdapters
 

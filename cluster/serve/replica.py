@@ -28,6 +28,8 @@ from diffray.cluster.serve.with_trainer import Members, Share
 from diffray.components.checkpoints.checkpoint import resolve
 from diffray.components.checkpoints.demos import description, examples
 from diffray.components.checkpoints.update import check_folder
+from diffray.components.config import InvalidField
+from diffray.components.policy import DiffusionParams, Policy
 from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.output import Followed
 from diffray.workers.text import Tokenizer
@@ -70,6 +72,10 @@ class Replica:
                 "prefix_routing needs block-causal attention: with this model no two requests can "
                 "share K/V; leave it out"
             )
+        try:
+            Policy.resolve(DiffusionParams().over(config.diffusion), self.engine.limits.spec)
+        except InvalidField as error:
+            raise EngineFailed(f"diffusion: the default does not fit this model: {error}") from None
         own = context.replica_id.unique_id
         replicas = Replicas(DeploymentHandle(context.deployment, context.app_name))
         check = partial(check_folder, path, options.dtype)

@@ -570,6 +570,7 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
             "so requests share whole prefixes already",
         ),
         ("serve demo --replicas 2 --prefix-routing", "prefix_routing needs block-causal attention"),
+        ("serve demo --cache exact", "cache 'exact' does not fit this model"),
         ("serve --prefix-routing", "prefix_routing chooses between replicas, and there is only"),
         ("generate --enable-prefix-caching x", "in this model all positions see each other"),
         ("serve --set temperature=1", "only the parts of diffusion"),

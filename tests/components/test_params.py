@@ -13,6 +13,7 @@ from diffray import SamplingParams
 from diffray.components.config import UNIONS, Config, InvalidField, counted
 from diffray.components.decoders.factor import Factor
 from diffray.components.decoders.threshold import Threshold
+from diffray.components.decoders.whole_slots import WholeSlots
 from diffray.components.policy import DiffusionParams, Policy, accepted_by
 from tests.helpers.toy import toy_spec
 
@@ -211,6 +212,18 @@ def test_what_a_request_leaves_out_comes_from_the_server() -> None:
     server = DiffusionParams(block_length=16, cfg_scale=1.5)
     merged = DiffusionParams(block_length=8).over(server)
     assert (merged.block_length, merged.cfg_scale) == (8, 1.5)
+
+
+def test_a_default_decoder_of_pinned_canvases_is_for_those_alone() -> None:
+    server = DiffusionParams(decoder=WholeSlots(threshold=0), block_length=8)
+    merged = DiffusionParams().over(server)
+    assert (merged.decoder, merged.block_length) == (None, 8)
+    assert Policy.resolve(merged, toy_spec()).decoder == Threshold()
+    assert DiffusionParams(canvas="pinned").over(server).decoder == WholeSlots(threshold=0)
+    assert DiffusionParams(decoder=Factor()).over(server).decoder == Factor()
+    on = server.model_copy(update={"canvas": "pinned"})
+    assert DiffusionParams().over(on).decoder == WholeSlots(threshold=0)
+    assert DiffusionParams(canvas="free").over(on).decoder is None
 
 
 @pytest.mark.parametrize(

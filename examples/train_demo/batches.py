@@ -26,8 +26,8 @@ FIRST = {
     "outside": 0.4,
 }  # fmt: skip
 THEN = {
-    "arithmetic": 0.6, "math": 2.2, "code": 1.0, "json": 1.4, "rewriting": 1.1, "turn": 1.2,
-    "outside": 0.7,
+    "arithmetic": 0.8, "math": 1.8, "code": 0.8, "json": 2.0, "rewriting": 1.8, "turn": 1.6,
+    "outside": 0.6,
 }  # fmt: skip
 FIRST_ROOMS = [0] * 14 + [32] * 4 + [64] * 2  # the least room for an answer, bidirectional
 ROOMS = [0] * 11 + [32] * 5 + [64] * 4 + [96, 128]

@@ -173,7 +173,7 @@ class Source:
         rng = self.rng
         while True:
             parts = []
-            for _ in range(syllables or rng.choice([1, 2, 2, 2, 3])):
+            for _ in range(syllables or rng.choice([1, 1, 2, 2, 2, 2, 2, 3])):
                 parts.append(rng.choice(ONSETS) if rng.random() < 0.9 else "")
                 parts.append(rng.choice(VOWELS))
                 parts.append(rng.choice(CODAS) if rng.random() < 0.4 else "")

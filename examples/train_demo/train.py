@@ -31,7 +31,6 @@ from examples.train_demo.sampler import generate
 from examples.train_demo.tasks import GENERATORS, chat, draw
 from examples.train_demo.tokenizer import load_tokenizer, wrap
 from examples.train_demo.transfer import to_llada_moe
-from examples.train_demo.vocabulary import Vocabulary
 
 STEPS, PARTS = 24000, 2  # batches in a step
 COPYING, FALL = 0.2, 0.5  # shares of the steps: mostly copying; with a falling rate
@@ -211,17 +210,9 @@ class Run:
             tensors = to_llada_moe(tensors, trained(self.model))
         elif metadata["model"] != self.name:
             raise ValueError(f"{path} has the weights of {metadata['model']}, not of {self.name}")
-        theirs = Vocabulary(
-            Tokenizer.from_str(metadata["tokenizer"]).get_vocab(), self.model.shape.hidden
-        )
-        prefix = "vocabulary."
-        for name, parameter in theirs.named_parameters():
-            parameter.data.copy_(tensors[prefix + name])
         for model in (self.model, self.average):
-            model.vocabulary.take(theirs)
             for name, tensor in trained(model).items():
-                if not name.startswith(prefix):
-                    tensor.data.copy_(tensors[name])
+                tensor.data.copy_(tensors[name])
         self.begun = self.step = int(metadata["step"])
         self.tokens, self.seconds = int(metadata["tokens"]), float(metadata["seconds"])
         self.batches.rng.seed(f"{self.seed} {self.step}")  # draws new examples
@@ -262,8 +253,7 @@ def train(arguments: argparse.Namespace) -> Run:
     torch.set_num_threads(1)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    has_tokenizer = arguments.new_tokenizer or (out / "tokenizer").exists()
-    if arguments.begin and not has_tokenizer:
+    if arguments.begin and not (out / "tokenizer").exists():
         begun_with = read_metadata(arguments.begin)["tokenizer"]
         wrap(Tokenizer.from_str(begun_with)).save_pretrained(out / "tokenizer")
     tokenizer = load_tokenizer(out / "tokenizer")
@@ -301,11 +291,6 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--begin", type=Path, help="kept weights to start from, if --out has no state.pt"
-    )
-    parser.add_argument(
-        "--new-tokenizer",
-        action="store_true",
-        help="with --begin: build a tokenizer, and take the vectors of words that both have",
     )
     parser.add_argument(
         "--tokens", type=int, default=2048, help="tokens in each of a step's batches"

@@ -70,7 +70,6 @@ class Vocabulary(nn.Module):
         self.rows = nn.Parameter(0.1 * rows)
         self.features_RH = nn.Parameter(0.07 * torch.randn(len(names), hidden))
         self.scale_H = nn.Parameter(torch.full((hidden,), 0.3))
-        self.features, self.numbers = names, vocab
 
     def embedding(self) -> Tensor:
         """Return the matrix of embeddings [V, H]."""
@@ -79,23 +78,6 @@ class Vocabulary(nn.Module):
             mode="sum", per_sample_weights=self.get_buffer("share_F"),
         )  # fmt: skip
         return self.rows[self.get_buffer("row_of_V")] + shared
-
-    def take(self, other: "Vocabulary") -> None:
-        """Take the vectors of another vocabulary: of equal features, and of equal words."""
-        if self.numbers == other.numbers:
-            self.load_state_dict(other.state_dict())
-            return
-        with torch.no_grad():
-            for name, number in self.features.items():
-                if (theirs := other.features.get(name)) is not None:
-                    self.features_RH[number] = other.features_RH[theirs]
-            own_row, other_row = self.get_buffer("row_of_V"), other.get_buffer("row_of_V")
-            for token, number in self.numbers.items():
-                bare = token.removeprefix(SPACED)
-                names = [name for name in (token, bare, SPACED + bare) if name in other.numbers]
-                if names:
-                    self.rows[own_row[number]] = other.rows[other_row[other.numbers[names[0]]]]
-            self.scale_H.copy_(other.scale_H)
 
     def head(self, table_VH: Tensor) -> Tensor:
         """Return the matrix of the head [V, H], from that of the embeddings."""

@@ -31,7 +31,7 @@ from examples.train_demo.train import (
     trained,
 )
 from examples.train_demo.transfer import PLACE, to_llada_moe
-from examples.train_demo.vocabulary import SPACED, Vocabulary
+from examples.train_demo.vocabulary import SPACED
 from examples.train_demo.words import (
     CITIES,
     FIRST,
@@ -225,22 +225,6 @@ def test_a_word_has_the_same_pieces_with_and_without_a_space(
     for word in [source.plain_word() for _ in range(300)]:
         spaced, bare, quoted = map(tokenizer.tokenize, (f" {word}", word, f'"{word}"'))
         assert [piece.removeprefix(SPACED) for piece in spaced] == bare == quoted[1:-1]
-
-
-def test_a_vocabulary_takes_the_vectors_of_another_s_words(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    known = tokenizer.get_vocab()
-    others = [token for token in sorted(known, reverse=True) if token != SPACED + "the"]
-    fewer = {token: at for at, token in enumerate(others)}
-    ours, theirs = Vocabulary(known, 64), Vocabulary(fewer, 64)
-    ours.take(theirs)
-    got, given = ours.embedding(), theirs.embedding()
-    pairs = [(known[token], at) for token, at in fewer.items()]
-    assert torch.equal(got[[a for a, _ in pairs]], given[[b for _, b in pairs]])
-    same = Vocabulary(known, 64)
-    same.take(ours)
-    assert all(map(torch.equal, same.parameters(), ours.parameters()))
 
 
 @pytest.mark.long

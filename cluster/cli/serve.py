@@ -183,8 +183,12 @@ def _print(applications: "Applications") -> None:
 
 def _check_models(applications: "Applications") -> None:
     """Refuse a checkpoint that cannot be served, before a cluster is started for it."""
+    import torch
+
     from diffray.components.checkpoints.checkpoint import read_config, resolve
-    from diffray.components.models.registry import check_defaults, check_ranks, check_sharing
+    from diffray.components.mesh import Mesh
+    from diffray.components.models.registry import build_model, check_ranks, check_sharing
+    from diffray.components.policy import DiffusionParams, Policy
 
     for each in applications.models:
         engine = each.config.engine_kwargs
@@ -194,7 +198,8 @@ def _check_models(applications: "Applications") -> None:
         if each.config.deployment_config.prefix_routing:
             requested = [*requested, "prefix_routing"]
         check_sharing(found, requested, engine.first_step_caching)
-        check_defaults(found, each.config.diffusion)
+        spec = build_model(found, Mesh(), torch.float32).spec
+        Policy.resolve(DiffusionParams().over(each.config.diffusion), spec)
         if engine.lora_modules:
             from diffray.workers.adapters import LoadedAdapters
 

@@ -17,7 +17,6 @@ from diffray.components.models.llada import build_llada
 from diffray.components.models.llada2_moe import build_llada2_moe
 from diffray.components.models.llada_moe import build_llada_moe
 from diffray.components.models.sdar import build_sdar, build_sdar_moe
-from diffray.components.policy import DiffusionParams, Policy
 from diffray.kernels.choose import TORCH, Kernels, choose_kernels
 from diffray.kernels.variants import UNTRIED, Choices
 
@@ -128,12 +127,6 @@ def check_sharing(config: Config, prefixes: Iterable[str], first_steps: str) -> 
             f"{name} needs block-causal attention; in this model all positions see "
             "each other, so the K/V of a prompt depend on what follows it; leave it out"
         )
-
-
-def check_defaults(config: Config, diffusion: DiffusionParams) -> None:
-    """Refuse default diffusion parameters that do not fit the model."""
-    spec = build_model(config, Mesh(), torch.float32).spec
-    Policy.resolve(DiffusionParams().over(diffusion), spec)
 
 
 def rank_counts(config: Config, *, expert_parallel: bool) -> tuple[int, ...]:

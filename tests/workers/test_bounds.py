@@ -33,8 +33,8 @@ class Undecided(ScriptedModel):
         return weights_RV.new_ones(len(weights_RV), 1)
 
 
-def kinds(union: Any) -> tuple[type[Config], ...]:
-    found: tuple[type[Config], ...] = get_args(get_args(union)[0])
+def kinds(union: Any) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = get_args(get_args(union)[0])
     return found
 
 
@@ -102,7 +102,8 @@ def test_a_canvas_bounds_the_steps_of_every_policy(block_causal: bool, length: i
     assert engine.idle, [asked[s.uid] for s in engine.running]
     for uid, policy in enumerate(asked):
         assert len(ids[uid]) == TOKENS and MASK not in ids[uid], policy
-    assert steps.keys() == {kind.model_fields["kind"].default for kind in kinds(AnyDecoder)}
+    free = [kind for kind in kinds(AnyDecoder) if not kind.whole_slots]  # others: test_pinned.py
+    assert steps.keys() == {kind.model_fields["kind"].default for kind in free}
     assert all(most <= positions for kind, most in steps.items() if kind != "edit"), steps
     assert positions < steps["edit"]
 

@@ -12,7 +12,7 @@ _MOST_STEPS: Final = 2  # of an answer, or one for each of its blocks if it has 
 
 
 class WholeSlots(Decoder):
-    """The first step accepts values as probable as the threshold, the last step all.
+    """The first step accepts values at least as probable as the threshold, the last step all.
 
     It is the default decoder of a pinned canvas.
     """

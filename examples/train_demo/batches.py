@@ -2,8 +2,8 @@
 
 The patterns follow inference. Blocks before the current one are clean, the current one is partly
 masked, later ones are fully masked (bidirectional) or absent (block-causal). Drills pack arithmetic
-facts into one sequence and mask their results, or list words and mask them where they are repeated;
-gaps are pieces of text with a hole in the middle.
+facts into one sequence and mask their results, list words and mask them where they are repeated, or
+pack short exercises; gaps are pieces of text with a hole in the middle.
 """
 
 import random
@@ -15,22 +15,24 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from examples.train_demo.arithmetic import fact
+from examples.train_demo.rewriting import exercise
 from examples.train_demo.sampler import BLOCK
 from examples.train_demo.tasks import GENERATORS, chat, draw
 from examples.train_demo.vocabulary import SPACED
 from examples.train_demo.words import Item, Source
 
-DRILL_LENGTH, FACTS, COPIES, GAPS = 96, 0.1, 0.12, 0.03
+DRILL_LENGTH, FACTS, COPIES, EXERCISES, GAPS = 96, 0.1, 0.03, 0.1, 0.03
 FIRST = {
     "arithmetic": 0.7, "math": 0.8, "code": 0.8, "json": 1.8, "rewriting": 1.8, "turn": 0.6,
     "outside": 0.4,
 }  # fmt: skip
 THEN = {
-    "arithmetic": 0.8, "math": 1.8, "code": 0.8, "json": 2.0, "rewriting": 1.8, "turn": 1.6,
+    "arithmetic": 1.0, "math": 1.8, "code": 0.7, "json": 1.6, "rewriting": 2.2, "turn": 2.0,
     "outside": 0.6,
 }  # fmt: skip
 FIRST_ROOMS = [0] * 14 + [32] * 4 + [64] * 2  # the least room for an answer, bidirectional
-ROOMS = [0] * 11 + [32] * 5 + [64] * 4 + [96, 128]
+ROOMS = [0] * 8 + [32] * 6 + [64] * 5 + [96, 128]
+MARGINS = [0, 0, 1, 1, 2, 3, 4, 6, 8, 12]  # end tokens masked before the first visible one
 
 SYSTEMS = [
     "You are a helpful assistant.", "You are a helpful and honest assistant.", "Be brief.",
@@ -72,6 +74,8 @@ class Batches:
         self.numbers = {vocab[space + str(n)] for n in range(200) for space in ("", SPACED)}
         self.equals = {i for t, i in vocab.items() if t.endswith("=")}
         self.common = {task: self._common_tokens(task) for task in GENERATORS}
+        pieces = (t.removeprefix(SPACED) for t in vocab)
+        self.pieces = sorted({t for t in pieces if t.isascii() and t.isalpha() and t.islower()})
         self.systems: list[list[int]] = tokenizer(SYSTEMS).input_ids
         self.task_weight, self.rooms = FIRST, FIRST_ROOMS
         self.waiting: dict[int, list[Example]] = {}
@@ -87,8 +91,11 @@ class Batches:
 
     def next(self) -> Batch:
         drawn = self.rng.random()
-        if drawn < FACTS + COPIES:
-            example = self._facts if drawn < FACTS else self._copies
+        if drawn < FACTS + COPIES + EXERCISES:
+            example = (
+                self._facts if drawn < FACTS
+                else self._copies if drawn < FACTS + COPIES else self._exercises
+            )  # fmt: skip
             return self._pack([example() for _ in range(self.tokens // DRILL_LENGTH)])
         while not self.full:
             self._draw_examples(256)
@@ -103,7 +110,7 @@ class Batches:
         rng, seen, sample = random.Random(0), Counter[int](), 600
         for _ in range(sample):
             seen.update(set(self.tokenizer(draw(rng, task).answer).input_ids))
-        return {t for t, n in seen.items() if n > sample / 6} - self.numbers | {self.eos}
+        return {t for t, n in seen.items() if n > sample / 6} - self.numbers
 
     def _draw_examples(self, count: int) -> None:
         """Collect examples of equal length until they fill a batch, so that nothing is padded."""
@@ -149,6 +156,18 @@ class Batches:
             masked += [False] * len(key) + [rng.random() < ratio for _ in value] + [False]
         return self._drill(told, masked)
 
+    def _exercises(self) -> Example:
+        """Return short exercises, each answer followed by end tokens."""
+        rng, source = self.rng, Source(self.rng, False, False)
+        ids: list[int] = []
+        masked: list[bool] = []
+        while len(ids) < DRILL_LENGTH:
+            ask, answer = self.tokenizer(list(exercise(source, self.pieces))).input_ids
+            span = answer + [self.eos] * rng.randint(1, 5)
+            ids += [*ask, self.role["assistant"], *span]
+            masked += [False] * (len(ask) + 1) + self._hide(span, len(answer), "rewriting")
+        return self._drill(ids, masked)
+
     def _drill(self, ids: list[int], masked: list[bool]) -> Example:
         ids = (ids + [self.eos] * DRILL_LENGTH)[:DRILL_LENGTH]
         masked = (masked + [False] * DRILL_LENGTH)[:DRILL_LENGTH]
@@ -175,15 +194,29 @@ class Batches:
                 examples.append(self._bidirectional_example(prompt, answer, item.task))
         return examples
 
-    def _hide(self, ids: list[int], start: int, stop: int, task: str) -> list[bool]:
-        """Mask part of [start, stop): at random, or sparing what the template gives away."""
-        rng, masked, common = self.rng, [False] * len(ids), self.common[task]
-        ratio = 1.0 if rng.random() < 0.12 else max(rng.random(), rng.random())
-        easy = ratio if rng.random() < 0.5 else 0.1 * rng.random()
-        for i in range(start, stop):
-            masked[i] = rng.random() < (easy if ids[i] in common else ratio)
+    def _hide(self, span: list[int], end: int, task: str) -> list[bool]:
+        """Choose what to mask of a span in which the answer's tokens end before `end`.
+
+        As inference meets it: all of it, all behind a beginning, or some of it, half of the time
+        sparing what the template gives away. End tokens are masked up to one of them: if single
+        ones were visible, the first of them would always give away where the answer ends.
+        """
+        rng, common = self.rng, self.common[task]
+        whole = rng.random() < 0.3
+        begin, ratio, easy = 0, 1.0, 1.0
+        if not whole and rng.random() < 0.2:
+            begin = rng.randrange(min(end, len(span) - 1) + 1)
+        elif not whole:
+            ratio = max(rng.random(), rng.random())
+            easy = ratio if rng.random() < 0.5 else 0.1 * rng.random()
+        ends = len(span) if rng.random() < (0.8 if whole else 0.3) else rng.choice(MARGINS)
+        masked = [
+            i >= begin and rng.random() < (easy if t in common else ratio)
+            for i, t in enumerate(span[:end])
+        ]
+        masked += [i < ends for i in range(len(span) - end)]
         if not any(masked):
-            masked[rng.randrange(start, stop)] = True
+            masked[rng.randrange(min(end + 1, len(span)))] = True
         return masked
 
     def _bidirectional_example(self, prompt: list[int], answer: list[int], task: str) -> Example:
@@ -193,12 +226,14 @@ class Batches:
         ids = prompt + answer + [self.eos] * (length - end)
         weight = [0.1 if i > end else 1.0 for i in range(length)]
         if rng.random() < 0.15:
-            return Example(ids, weight, self._hide(ids, len(prompt), length, task), task)
+            masked = self._hide(ids[len(prompt) :], len(answer), task)
+            return Example(ids, weight, [False] * len(prompt) + masked, task)
         start = len(prompt) + BLOCK * rng.randrange((len(answer) + BLOCK) // BLOCK)
         stop = min(start + BLOCK, length)
-        masked = self._hide(ids, start, stop, task)
+        masked = [False] * start + self._hide(ids[start:stop], end - start, task)
+        masked += [True] * (length - stop)
         for i in range(stop, length):
-            masked[i], weight[i] = True, weight[i] * 0.2
+            weight[i] *= 0.2
             if i > end:  # so easy that a quarter of them is enough
                 weight[i] = 4 * weight[i] if rng.random() < 0.25 else 0.0
         return Example(ids, weight, masked, task)
@@ -215,12 +250,15 @@ class Batches:
         filled = middle + [self.eos] * (room - len(middle))
         ids = text[:start] + filled + text[stop:]
         weight = [0.1 if i > start + len(middle) else 1.0 for i in range(len(ids))]
-        return Example(ids, weight, self._hide(ids, start, start + room, task), task)
+        masked = [False] * start + self._hide(filled, len(middle), task)
+        masked += [False] * (len(ids) - len(masked))
+        return Example(ids, weight, masked, task)
 
     def _causal_example(self, prompt: list[int], answer: list[int], task: str) -> Example:
         first, last = len(prompt) // BLOCK, (len(prompt) + len(answer)) // BLOCK
         stop = BLOCK * (1 + self.rng.randint(first, last))
         ids = (prompt + answer + [self.eos] * BLOCK)[:stop]
         weight = [0.1 if i > len(prompt) + len(answer) else 1.0 for i in range(stop)]
-        masked = self._hide(ids, max(len(prompt), stop - BLOCK), stop, task)
-        return Example(ids, weight, masked, task)
+        start = max(len(prompt), stop - BLOCK)
+        masked = self._hide(ids[start:], len(prompt) + len(answer) - start, task)
+        return Example(ids, weight, [False] * start + masked, task)

@@ -1,6 +1,6 @@
 """Rewriting: reverse, sort, spell, repeat, pick out, and fill a gap."""
 
-from examples.train_demo.words import Item, Source
+from examples.train_demo.words import Item, Source, is_held_out_word
 
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 MONTHS = (
@@ -54,7 +54,15 @@ def _reverse(s: Source) -> Item:
         "Give me this list in the opposite order: {}|Flip the order: {}|"
         "What is {} in reverse order?|Start with the last word: {}|"
         "Write backwards, word by word: {}|"
-        "Invert the order of these words: {}|Mirror this list: {}"
+        "Invert the order of these words: {}|Mirror this list: {}|"
+        "{} backwards, please|Give {} back in reverse.|Flip this list: {}|"
+        "Take these words and reverse their order: {}|"
+        "Write the list from the end to the beginning: {}|Here are some words: {}. Reverse them.|"
+        "{} - now the other way round|I have these words: {}. Put them in the opposite order.|"
+        "The words are {}. Say them from the last to the first.|How does {} read backwards?|"
+        "Order reversed: {}|Reverse {}|Swap the order around: {}|"
+        "Read this list from back to front: {}|List in reverse: {}|Words in reverse order: {}|"
+        "Reverse the words {}."
     )
     return s.item("rewriting", ask.format(_listed(s, words)), ", ".join(words[::-1]))
 
@@ -73,14 +81,30 @@ def _sort(s: Source) -> Item:
         "Arrange {} from low to high.|Sort {} ascending.|Put {} in increasing order.|"
         "List these numbers from small to big: {}|Write the numbers {} in order.|"
         "Please sort these numbers: {}|Can you sort {}?|Bring these numbers into order: {}|"
-        "Which order is right for {}, smallest first?|Rank from least to greatest: {}"
+        "Which order is right for {}, smallest first?|Rank from least to greatest: {}|"
+        "Here are some numbers: {}. Sort them.|I have {}. Put them in order.|"
+        "Numbers: {}. Smallest first, please.|{} sorted, please|{} from small to large|"
+        "What is {} in ascending order?|What is the right order of {}?|"
+        "Sort this list of numbers: {}|Order {} by size.|"
+        "Arrange these numbers in increasing order: {}|Start with the smallest: {}|"
+        "Put the smallest first: {}|Line up {} from lowest to highest.|Give me {} in sorted order.|"
+        "Sort from least to greatest: {}|Sort low to high: {}|Ascending: {}|"
+        "These numbers are mixed up: {}. Sort them.|Write {} from the smallest to the biggest.|"
+        "Sort the list {}"
     )
     down_words = (
         "Sort in descending order: {}|Order these numbers from largest to smallest: {}|"
         "Arrange {} from high to low.|Sort {} descending.|Put {} in decreasing order.|"
         "List these numbers from big to small: {}|Sort these numbers, largest first: {}|"
         "Sort backwards: {}|Rank from greatest to least: {}|Put the biggest first: {}|"
-        "Order from highest to lowest: {}|Sort the numbers {} in descending order."
+        "Order from highest to lowest: {}|Sort the numbers {} in descending order.|"
+        "Here are some numbers: {}. Sort them from big to small.|"
+        "Numbers: {}. Largest first, please.|{} from large to small|"
+        "What is {} in descending order?|Sort high to low: {}|Descending: {}|"
+        "Start with the largest: {}|Line up {} from highest to lowest.|"
+        "Write {} from the biggest to the smallest.|Sort this list from high to low: {}|"
+        "Order {} by size, biggest first.|Give me {} with the largest first.|"
+        "Arrange these numbers in decreasing order: {}"
     )
     ask = s.phrase(down_words if down else up_words)
     ordered = sorted(numbers, reverse=down)
@@ -93,7 +117,11 @@ def _extreme(s: Source) -> Item:
     ask = s.phrase(
         "What is the {w} of {l}?|Which number is the {w}: {l}?|Find the {w} number: {l}|"
         "Which of {l} is the {w}?|Give me the {w} of these numbers: {l}|The {w} of {l}?|"
-        "Tell me the {w} number in {l}.|Pick the {w} number: {l}"
+        "Tell me the {w} number in {l}.|Pick the {w} number: {l}|"
+        "{l}: which is the {w}?|Which one is the {w}, {l}?|From {l}, pick the {w}.|"
+        "Out of {l}, which is the {w}?|Here are numbers: {l}. Which is the {w}?|"
+        "The {w} number of {l}|Name the {w} number: {l}|Say which number is the {w}: {l}|"
+        "Choose the {w} of {l}.|Look at {l}. What is the {w}?"
     )
     listed = ", ".join(map(str, numbers))
     value = max(numbers) if largest else min(numbers)
@@ -108,7 +136,13 @@ def _spell(s: Source) -> Item:
         "Spell {}.|Spell the word {}.|How do you spell {}?|How is {} spelled?|Can you spell {}?|"
         "Spell {} letter by letter.|What are the letters of {}?|Please spell {} for me.|"
         "Write {} letter by letter.|List the letters in {}.|Give me the spelling of {}.|"
-        "What letters is the word {} made of?|Take {} apart into letters."
+        "What letters is the word {} made of?|Take {} apart into letters.|"
+        "{}, letter by letter|Give the letters of {}.|Which letters are in {}?|"
+        "What is the spelling of {}?|Show how {} is spelled.|Spell out {}.|Spell out the word {}.|"
+        "Split {} into letters.|Separate the letters of {}.|Tell me how to spell {}.|"
+        "How to spell {}?|Say the letters of {} one by one.|"
+        "Write {} with dashes between the letters.|I do not know how to spell {}.|"
+        "The word is {}. Spell it.|Break {} into its letters."
     )
     mark = s.rng.choice(["", "", '"'])
     return s.item("rewriting", ask.format(f"{mark}{word}{mark}"), "-".join(word))
@@ -120,7 +154,11 @@ def _repeat(s: Source) -> Item:
         "Repeat: {}|Say {}.|Repeat after me: {}|Repeat these words: {}|"
         "Copy this: {}|Write down: {}|"
         "Please repeat {}.|Echo {}|Type the words {}.|Say this again: {}|Can you repeat {}?|"
-        "Just say {}.|Output exactly this: {}|Write {} and nothing else."
+        "Just say {}.|Output exactly this: {}|Write {} and nothing else.|"
+        "Say the following: {}|Write the following words: {}|Tell me: {}|Return the text {}|"
+        "Give back: {}|Answer only with: {}|Say exactly: {}|I say {} and you say the same.|"
+        "Print {}|Copy these words: {}|Repeat the following: {}|Reply with {}|Write exactly: {}|"
+        "Repeat {}"
     )
     return s.item("rewriting", ask.format(words), words)
 
@@ -133,9 +171,28 @@ def _nth(s: Source) -> Item:
         "What is the {w} word of {l}?|Which word comes {w}: {l}|Give me the {w} word: {l}|"
         "The {w} of these words: {l}|Tell me the {w} word in this list: {l}|"
         "Pick the {w} word of {l}.|"
-        "Say the {w} word of {l}.|Which word is {w} in {l}?"
+        "Say the {w} word of {l}.|Which word is {w} in {l}?|"
+        "{l}: which word is {w}?|In {l}, what is the {w} word?|Of {l}, give me the {w}.|"
+        "Which one is {w}: {l}|Here are words: {l}. Which is the {w}?|Name the {w} word of {l}.|"
+        "Choose the {w} word: {l}|What comes {w} in {l}?|The {w} of {l}, please|"
+        "Write only the {w} word: {l}|What is the {w} item in {l}?"
     )
     return s.item("rewriting", ask.format(w=which, l=_listed(s, words)), words[place])
+
+
+def _run(s: Source, gap: str) -> tuple[str, str]:
+    """Return a series with a gap, and the whole series."""
+    if s.chance(0.3):
+        run = s.rng.choice([DAYS, MONTHS, LETTERS])
+    else:
+        step = s.rng.choice([1, 1, 2, 2, 3, 4, 5, 10, 20])
+        first = s.rng.choice([step, s.rng.randint(1, 40)])
+        run = [str(first + step * i) for i in range(8)]
+    size = s.rng.randint(4, min(6, len(run)))
+    start_at = s.rng.randint(0, len(run) - size)
+    part = run[start_at : start_at + size]
+    hidden = s.rng.randrange(1, size)
+    return ", ".join(gap if i == hidden else w for i, w in enumerate(part)), ", ".join(part)
 
 
 def _gap(s: Source) -> Item:
@@ -146,25 +203,17 @@ def _gap(s: Source) -> Item:
         _, end = rest.split("]")
         text, answer = start + gap + end, fact.replace("[", "").replace("]", "")
     else:
-        if s.chance(0.3):
-            run = s.rng.choice([DAYS, MONTHS, LETTERS])
-        else:
-            step = s.rng.choice([1, 1, 2, 2, 3, 4, 5, 10, 20])
-            first = s.rng.choice([step, s.rng.randint(1, 40)])
-            run = [str(first + step * i) for i in range(8)]
-        size = s.rng.randint(4, min(6, len(run)))
-        start_at = s.rng.randint(0, len(run) - size)
-        part = run[start_at : start_at + size]
-        hidden = s.rng.randrange(1, size)
-        text = ", ".join(gap if i == hidden else w for i, w in enumerate(part))
-        answer = ", ".join(part)
+        text, answer = _run(s, gap)
         if s.lower:
             answer = answer.lower()
     ask = s.phrase(
         "Fill the gap: {}|Fill in the gap: {}|Complete: {}|What is missing? {}|"
         "Fill in the blank: {}|"
         "What belongs in the gap? {}|Complete this: {}|Fill the blank: {}|Replace the gap: {}|"
-        "Put the right word into the gap: {}|Which one is missing: {}"
+        "Put the right word into the gap: {}|Which one is missing: {}|"
+        "{} - what is missing?|What goes into the gap? {}|Find the missing part: {}|"
+        "Something is missing here: {}|Fill it in: {}|Write this without the gap: {}|"
+        "Please fill the gap in {}|Put in what is missing: {}|Which part is missing? {}"
     )
     return s.item("rewriting", ask.format(text), answer)
 
@@ -172,3 +221,27 @@ def _gap(s: Source) -> Item:
 def rewriting(s: Source) -> Item:
     makers = [_reverse, _reverse, _sort, _sort, _extreme, _spell, _spell, _repeat, _nth, _gap]
     return s.rng.choice(makers)(s)
+
+
+def exercise(s: Source, pieces: list[str]) -> tuple[str, str]:
+    """Return a short question without a phrasing, and its answer, for a drill.
+
+    Words to spell are put together from the tokenizer's pieces, whose letters no text shows.
+    """
+    kind = s.rng.random()
+    if kind < 0.35:
+        word = ""
+        while not word or is_held_out_word(word):
+            word = "".join(s.rng.choices(pieces, k=s.rng.choice([1, 2, 2, 3])))[:10]
+        word = word.capitalize() if s.chance(0.2) else word
+        return f"spell {word}", "-".join(word)
+    if kind < 0.65:
+        numbers, down = _numbers(s), s.chance(0.5)
+        asked = ", ".join(map(str, numbers))
+        ordered = sorted(numbers, reverse=down)
+        return f"{'down' if down else 'sort'} {asked}", ", ".join(map(str, ordered))
+    if kind < 0.8:
+        words = _words(s, 2, 5)
+        return f"reverse {', '.join(words)}", ", ".join(words[::-1])
+    text, answer = _run(s, "_")
+    return (f"fill {text}", answer) if s.chance(0.6) else (f"fill {text.lower()}", answer.lower())

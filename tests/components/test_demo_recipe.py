@@ -14,12 +14,14 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from examples.train_demo import gradients
+from examples.train_demo.batches import Batches
 from examples.train_demo.evaluate import written_items
 from examples.train_demo.judge import is_right
 from examples.train_demo.known_functions import KNOWN
 from examples.train_demo.layouts import CONFIGS, HEAD_DIM
 from examples.train_demo.muon import Muon
 from examples.train_demo.passes import load as load_passes
+from examples.train_demo.rewriting import exercise
 from examples.train_demo.tasks import GENERATORS, draw, is_held_out, is_near_written, words_of
 from examples.train_demo.tokenizer import build_tokenizer
 from examples.train_demo.train import (
@@ -149,6 +151,45 @@ def test_rewritten_words_are_those_of_the_question() -> None:
             assert set(answer) == set(re.findall(r"\d+", item.question)), item
         elif re.fullmatch(r"\w(-\w)+", item.answer):
             assert item.answer.replace("-", "") in item.question, item
+
+
+def test_exercises_are_right() -> None:
+    source = Source(random.Random(5), entities=False, phrasings=False)
+    for _ in range(DRAWS):
+        question, answer = exercise(source, ["ab", "xyz", "o", "queen"])
+        kind, asked = question.split(" ", 1)
+        if kind == "spell":
+            assert answer == "-".join(asked)
+            assert not is_held_out_word(asked)
+        elif kind in ("sort", "down"):
+            numbers = sorted(map(int, asked.split(", ")), reverse=kind == "down")
+            assert answer == ", ".join(map(str, numbers))
+        elif kind == "reverse":
+            assert answer.split(", ") == asked.split(", ")[::-1]
+        else:
+            assert kind == "fill"
+            pairs = list(zip(asked.split(", "), answer.split(", "), strict=True))
+            assert [shown for shown, filled in pairs if shown != filled] == ["_"]
+
+
+def test_visible_end_tokens_do_not_give_away_where_an_answer_ends(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    batches = Batches(tokenizer, causal=True, seed=5, tokens=1024)
+    rows = [
+        row
+        for batch in (batches.next() for _ in range(30))
+        if batch.kinds[0] != "drill"
+        for row in zip(batch.input_BL, batch.target_BL, strict=True)
+    ]
+    between = 0
+    for input_L, target_L in rows:
+        end_L, masked_L = target_L == batches.eos, input_L == batches.mask
+        shown = (end_L & ~masked_L).nonzero()
+        if len(shown):
+            assert not masked_L[int(shown[0]) :].any()  # end tokens are hidden up to one of them
+            between += int((end_L & masked_L).any())
+    assert between > len(rows) / 10
 
 
 KNOWN_RESULTS: dict[str, tuple[list[Any], Any]] = {

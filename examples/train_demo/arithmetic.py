@@ -76,7 +76,11 @@ def _ask(s: Source, text: str) -> str:
         "Tell me what {} is.|What does {} equal?|Can you calculate {}?|"
         "Solve {}.|What is the result of {}?|"
         "I need {}.|Work out {}.|What do I get for {}?|Please compute {}.|Do you know what {} is?|"
-        "Give me {}.|Evaluate {}.|How much does {} make?|{} is how much?|{}?"
+        "Give me {}.|Evaluate {}.|How much does {} make?|{} is how much?|{}?|"
+        "{} is what?|What is the answer to {}?|{}, what is that?|What comes out of {}?|"
+        "Say what {} is.|How much would {} be?|The answer to {}?|What would {} be?|"
+        "I would like to know {}.|Tell me the result of {}.|Figure out {}.|Determine {}.|"
+        "What do you get for {}?|Find the value of {}."
     ).format(text)
 
 

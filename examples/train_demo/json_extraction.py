@@ -269,7 +269,16 @@ ASKS = (
     "Here is a text: {s} Please return {k} as JSON.|"
     "JSON please, keys {k}: {s}|"
     "Transform this sentence into JSON with {k}. {s}|"
-    "What is {k} here? Answer with JSON. {s}|'{s}' as JSON with {k}"
+    "What is {k} here? Answer with JSON. {s}|'{s}' as JSON with {k}|"
+    "Take {k} out of this text as JSON: {s}|What are {k}? {s} Reply in JSON.|"
+    "Give a JSON object containing {k}: {s}|Fill a JSON object with {k} from: {s}|"
+    "Return a JSON with {k}. Text: {s}|Text: {s} Output: JSON with {k}.|"
+    "{s} Please give {k} in JSON.|Output {k} as JSON for this text: {s}|"
+    "Pull {k} from this as JSON: {s}|I want {k} as JSON. {s}|{s} Show {k} as JSON.|"
+    "Summarize as JSON with {k}: {s}|{s} -> JSON with {k}|Only JSON, with {k}: {s}|"
+    "Express this as JSON with {k}: {s}|Collect {k} in JSON: {s}|{s} I need {k} as JSON.|"
+    "{s} Give me a JSON object with {k}.|Return {k} as a JSON object: {s}|"
+    "Structure this as JSON ({k}): {s}|{s} Put {k} into JSON.|Make a JSON object of {k}: {s}"
 )
 
 

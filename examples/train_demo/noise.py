@@ -3,6 +3,19 @@
 from examples.train_demo.words import CLOSERS, ENDINGS, OPENERS, SENTENCES, Source
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+COMMANDS = set(
+    "Add Append Arrange Calculate Change Choose Code Collect Complete Compute Convert Copy Count "
+    "Create Define Delete Determine Divide Drop Evaluate Express Extract Figure Fill Find Flip Get "
+    "Give Implement Invert Leave List Make Mirror Multiply Name Omit Order Output Parse Pick Place "
+    "Print Program Provide Pull Put Rank Read Remove Rename Repeat Replace Reply Return Reverse "
+    "Say Set Separate Show Skip Solve Sort Spell Split Start Subtract Sum Summarize Swap Take Tell "
+    "Transform Turn Type Update Use Work Write".split()
+)
+REQUESTS = (
+    "Can you {}|Could you {}|Please {}|Would you {}|I want you to {}|I need you to {}|Kindly {}|"
+    "I would like you to {}|Would you please {}|Could you please {}|Your task is to {}|Try to {}|"
+    "Your task: {}|Do me a favor and {}|I ask you to {}|Can you please {}|You should {}"
+)
 
 
 def typo(source: Source, word: str) -> str:
@@ -34,6 +47,8 @@ def noisy(source: Source, question: str, spared: set[str], ending: bool) -> str:
     """Return the question as typed in a hurry; `ending` says whether words may follow it."""
     if source.chance(0.10):
         question = with_typos(source, question, spared)
+    if question.split(" ")[0] in COMMANDS and source.chance(0.15):
+        question = source.phrase(REQUESTS).format(question[0].lower() + question[1:])
     bare = question.rstrip(".?!")
     if ending and source.chance(0.10):
         question = bare + source.phrase(CLOSERS) + source.rng.choice(["", question[len(bare) :]])

@@ -228,7 +228,14 @@ ASKS_THAT = (
     "Code a function{c} that {t}.|"
     "Create a function{c} that {t}.|Show me a Python function{c} that {t}.|"
     "I want a Python function{c} which {t}.|"
-    "How does a function{c} look that {t}?"
+    "How does a function{c} look that {t}?|"
+    "Program a function{c} that {t}.|Write me a function{c} that {t}.|"
+    "Write me a Python function{c} that {t}.|Help me write a function{c} that {t}.|"
+    "I am looking for a function{c} that {t}.|A function{c} that {t}|"
+    "A Python function{c} that {t}, please.|Could I have a function{c} that {t}?|"
+    "Build a function{c} that {t}.|Provide a Python function{c} that {t}.|"
+    "Let me have a function{c} which {t}.|Write some Python: a function{c} that {t}.|"
+    "In Python, a function{c} that {t}."
 )
 ASKS_TO = (
     "Write a Python function{c} to {t}.|Write a function{c} to {t}.|"
@@ -239,7 +246,13 @@ ASKS_TO = (
     "In Python, {t}.|Write a short function{c} to {t}.|"
     "Create a Python function{c} to {t}.|"
     "Can you write a Python function{c} to {t}?|"
-    "What is a Python function{c} to {t}?|python function{c} to {t}"
+    "What is a Python function{c} to {t}?|python function{c} to {t}|"
+    "Write me a function{c} to {t}.|Help me {t} in Python.|I want to {t} in Python.|"
+    "What is the way to {t} in Python?|Show me how to {t} in Python.|Write Python to {t}.|"
+    "Make a function{c} to {t}.|Is there a function{c} to {t}?|"
+    "Provide a Python function{c} to {t}.|Using Python, {t}.|Code to {t}|"
+    "A Python function{c} to {t}, please.|I have to {t}. Write a Python function{c}.|"
+    "With Python, {t}.|Program a function{c} to {t}."
 )
 
 

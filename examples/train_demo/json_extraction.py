@@ -63,23 +63,37 @@ def _person(s: Source) -> Facts:
         "{name} ({age}) works in {city} as {a} {job}.|"
         "The {job} {name}, {age}, lives in {city}.|"
         "Meet {name}: {age} years old, {a} {job}, living in {city}.|"
-        "{name}, who is {age}, comes from {city} and is {a} {job}.",
+        "{name}, who is {age}, comes from {city} and is {a} {job}.|"
+        "{name} from {city} is {age} years old and {a} {job} by profession.|"
+        "I know {name}, {a} {job} of {age} years who lives in {city}.|"
+        "Name {name}, age {age}, city {city}, job {job}.|"
+        "Our new {job} is {name}, {age} years old, from {city}.|"
+        "This is {name}, {age}. Home: {city}. Work: {job}.|"
+        "{name} is {a} {job}, lives in {city} and is {age} years old.",
         "name age city": "{name} is {age} years old and lives in {city}.|"
         "{name}, {age}, lives in {city}.|{name} from {city} is {age}.|"
         "My name is {name}, I am {age} and I live in {city}.|"
         "{age} year old {name} comes from {city}.|"
         "{name} was born in {city} {age} years ago.|"
         "I am {name}, {age}, from {city}.|{name} ({age}, {city}).|"
-        "{name} is {age} and is from {city}.",
+        "{name} is {age} and is from {city}.|"
+        "This is {name}, {age} years old, from {city}.|In {city} I met {name}, who is {age}.|"
+        "{name} lives in {city} and is {age}.|{name}, {age} years old, is at home in {city}.",
         "name city": "{name} lives in {city}.|{name} comes from {city}.|"
         "{name} moved to {city}.|I am {name} and I live in {city}.|"
-        "{city} is the home of {name}.|{name} is from {city}.",
+        "{city} is the home of {name}.|{name} is from {city}.|"
+        "{name} is at home in {city}.|You will find {name} in {city}.|{name} was born in {city}.|"
+        "My friend {name} lives in {city}.",
         "name age": "{name} is {age} years old.|{name} is {age}.|"
         "My name is {name} and I am {age}.|{name} turned {age} today.|"
-        "{name}, aged {age}.",
+        "{name}, aged {age}.|"
+        "{name} will be {age} next week.|I am {name}, {age} years old.|This is {name}, {age}.|"
+        "{name} just celebrated turning {age}.",
         "name job": "{name} works as {a} {job}.|{name} is {a} {job}.|"
         "Our {job} is called {name}.|I am {name}, {a} {job}.|"
-        "{name} became {a} {job}.",
+        "{name} became {a} {job}.|"
+        "{name} earns money as {a} {job}.|My friend {name} is {a} {job}.|"
+        "{name} was hired as {a} {job}.|The {job} {name} is here.",
         "name job city": "{name} is {a} {job} in {city}.|{name} works as {a} {job} in {city}.|"
         "{name} from {city} is {a} {job}.|The {job} {name} lives in {city}.|"
         "In {city}, {name} works as {a} {job}.",

@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from examples.train_demo.arithmetic import fact
-from examples.train_demo.rewriting import exercise
+from examples.train_demo.exercises import exercise
 from examples.train_demo.sampler import BLOCK
 from examples.train_demo.tasks import GENERATORS, chat, draw
 from examples.train_demo.vocabulary import SPACED
 from examples.train_demo.words import Item, Source
 
-DRILL_LENGTH, FACTS, COPIES, EXERCISES, GAPS = 96, 0.1, 0.03, 0.1, 0.03
+DRILL_LENGTH, FACTS, COPIES, EXERCISES, GAPS = 96, 0.09, 0.02, 0.14, 0.03
 FIRST = {
     "arithmetic": 0.7, "math": 0.8, "code": 0.8, "json": 1.8, "rewriting": 1.8, "turn": 0.6,
     "outside": 0.4,

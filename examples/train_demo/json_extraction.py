@@ -231,7 +231,7 @@ def _trip(s: Source) -> Facts:
     return _facts(s, f, kinds)
 
 
-def _invented(s: Source) -> tuple[dict[str, str | int], str]:
+def invented_facts(s: Source) -> tuple[dict[str, str | int], str]:
     """Return invented keys, each beside its value: the easiest sentence, which teaches copying."""
     values: dict[str, str | int] = {}
     for _ in range(s.rng.randint(2, 5)):
@@ -302,7 +302,7 @@ def compact(values: dict[str, str | int]) -> str:
 
 def json_extraction(s: Source) -> Item:
     if s.chance(0.25):
-        values, sentence = _invented(s)
+        values, sentence = invented_facts(s)
         names = {key: key for key in values}
     else:
         values, sentence = s.rng.choice(

@@ -1,6 +1,6 @@
 """Rewriting: reverse, sort, spell, repeat, pick out, and fill a gap."""
 
-from examples.train_demo.words import Item, Source, is_held_out_word
+from examples.train_demo.words import Item, Source
 
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 MONTHS = (
@@ -25,7 +25,7 @@ FACTS = (
 ).split("|")
 
 
-def _words(s: Source, low: int, high: int) -> list[str]:
+def some_words(s: Source, low: int, high: int) -> list[str]:
     words: list[str] = []
     count, share = s.rng.randint(low, high), s.rng.choice([0.0, 0.5, 1.0])
     while len(words) < count:
@@ -42,7 +42,7 @@ def _listed(s: Source, words: list[str]) -> str:
 
 
 def _reverse(s: Source) -> Item:
-    words = _words(s, 2, 6)
+    words = some_words(s, 2, 6)
     ask = s.phrase(
         "Reverse the list: {}|Reverse these words: {}|Reverse: {}|"
         "Write these words in reverse order: {}|"
@@ -67,13 +67,13 @@ def _reverse(s: Source) -> Item:
     return s.item("rewriting", ask.format(_listed(s, words)), ", ".join(words[::-1]))
 
 
-def _numbers(s: Source) -> list[int]:
+def some_numbers(s: Source) -> list[int]:
     top = s.rng.choice([20, 100, 100, 199])
     return s.rng.sample(range(1, top + 1), s.rng.randint(3, 6))
 
 
 def _sort(s: Source) -> Item:
-    numbers, down = _numbers(s), s.chance(0.4)
+    numbers, down = some_numbers(s), s.chance(0.4)
     listed = _listed(s, [str(n) for n in numbers])
     up_words = (
         "Sort these numbers: {}|Sort: {}|Sort the numbers {}.|Put these numbers in order: {}|"
@@ -112,7 +112,7 @@ def _sort(s: Source) -> Item:
 
 
 def _extreme(s: Source) -> Item:
-    numbers, largest = _numbers(s), s.chance(0.5)
+    numbers, largest = some_numbers(s), s.chance(0.5)
     words = s.phrase("largest|biggest|highest|greatest" if largest else "smallest|lowest|least")
     ask = s.phrase(
         "What is the {w} of {l}?|Which number is the {w}: {l}?|Find the {w} number: {l}|"
@@ -149,7 +149,7 @@ def _spell(s: Source) -> Item:
 
 
 def _repeat(s: Source) -> Item:
-    words = " ".join(_words(s, 1, 6))
+    words = " ".join(some_words(s, 1, 6))
     ask = s.phrase(
         "Repeat: {}|Say {}.|Repeat after me: {}|Repeat these words: {}|"
         "Copy this: {}|Write down: {}|"
@@ -164,7 +164,7 @@ def _repeat(s: Source) -> Item:
 
 
 def _nth(s: Source) -> Item:
-    words = _words(s, 3, 6)
+    words = some_words(s, 3, 6)
     place = s.rng.choice([0, 1, 2, -1])
     which = {0: "first", 1: "second", 2: "third", -1: "last"}[place]
     ask = s.phrase(
@@ -180,7 +180,7 @@ def _nth(s: Source) -> Item:
     return s.item("rewriting", ask.format(w=which, l=_listed(s, words)), words[place])
 
 
-def _run(s: Source, gap: str) -> tuple[str, str]:
+def series(s: Source, gap: str) -> tuple[str, str]:
     """Return a series with a gap, and the whole series."""
     if s.chance(0.3):
         run = s.rng.choice([DAYS, MONTHS, LETTERS])
@@ -203,7 +203,7 @@ def _gap(s: Source) -> Item:
         _, end = rest.split("]")
         text, answer = start + gap + end, fact.replace("[", "").replace("]", "")
     else:
-        text, answer = _run(s, gap)
+        text, answer = series(s, gap)
         if s.lower:
             answer = answer.lower()
     ask = s.phrase(
@@ -221,27 +221,3 @@ def _gap(s: Source) -> Item:
 def rewriting(s: Source) -> Item:
     makers = [_reverse, _reverse, _sort, _sort, _extreme, _spell, _spell, _repeat, _nth, _gap]
     return s.rng.choice(makers)(s)
-
-
-def exercise(s: Source, pieces: list[str]) -> tuple[str, str]:
-    """Return a short question without a phrasing, and its answer, for a drill.
-
-    Words to spell are put together from the tokenizer's pieces, whose letters no text shows.
-    """
-    kind = s.rng.random()
-    if kind < 0.35:
-        word = ""
-        while not word or is_held_out_word(word):
-            word = "".join(s.rng.choices(pieces, k=s.rng.choice([1, 2, 2, 3])))[:10]
-        word = word.capitalize() if s.chance(0.2) else word
-        return f"spell {word}", "-".join(word)
-    if kind < 0.65:
-        numbers, down = _numbers(s), s.chance(0.5)
-        asked = ", ".join(map(str, numbers))
-        ordered = sorted(numbers, reverse=down)
-        return f"{'down' if down else 'sort'} {asked}", ", ".join(map(str, ordered))
-    if kind < 0.8:
-        words = _words(s, 2, 5)
-        return f"reverse {', '.join(words)}", ", ".join(words[::-1])
-    text, answer = _run(s, "_")
-    return (f"fill {text}", answer) if s.chance(0.6) else (f"fill {text.lower()}", answer.lower())

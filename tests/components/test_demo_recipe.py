@@ -5,6 +5,7 @@ import math
 import random
 import re
 import shutil
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ from transformers import PreTrainedTokenizerFast
 from examples.train_demo import gradients
 from examples.train_demo.batches import Batches
 from examples.train_demo.evaluate import written_items
+from examples.train_demo.exercises import exercise
 from examples.train_demo.judge import is_right
 from examples.train_demo.known_functions import KNOWN
 from examples.train_demo.layouts import CONFIGS, HEAD_DIM
 from examples.train_demo.muon import Muon
 from examples.train_demo.passes import load as load_passes
-from examples.train_demo.rewriting import exercise
 from examples.train_demo.tasks import GENERATORS, draw, is_held_out, is_near_written, words_of
 from examples.train_demo.tokenizer import build_tokenizer
 from examples.train_demo.train import (
@@ -153,11 +154,32 @@ def test_rewritten_words_are_those_of_the_question() -> None:
             assert item.answer.replace("-", "") in item.question, item
 
 
+def edited(before: dict[str, Any], change: str, *words: str) -> dict[str, Any]:
+    key, new = [*words, "", ""][:2]
+    return {
+        "only": {key: before.get(key)},
+        "without": {k: v for k, v in before.items() if k != key},
+        "reverse": dict(reversed(before.items())),
+        "rename": {new if k == key else k: v for k, v in before.items()},
+        "set": before | {key: new},
+    }[change]
+
+
+def edited_list(words: list[str], change: str, word: str = "") -> list[str]:
+    return {
+        "without": [w for w in words if w != word],
+        "add": [*words, word],
+        "reverse": words[::-1],
+        "first": words[:1],
+        "last": words[-1:],
+    }[change]
+
+
 def test_exercises_are_right() -> None:
-    source = Source(random.Random(5), entities=False, phrasings=False)
+    source, seen = Source(random.Random(5), entities=False, phrasings=False), Counter[str]()
     for _ in range(DRAWS):
         question, answer = exercise(source, ["ab", "xyz", "o", "queen"])
-        kind, asked = question.split(" ", 1)
+        kind, _, asked = question.partition(" ")
         if kind == "spell":
             assert answer == "-".join(asked)
             assert not is_held_out_word(asked)
@@ -166,10 +188,26 @@ def test_exercises_are_right() -> None:
             assert answer == ", ".join(map(str, numbers))
         elif kind == "reverse":
             assert answer.split(", ") == asked.split(", ")[::-1]
-        else:
-            assert kind == "fill"
+        elif kind == "fill":
             pairs = list(zip(asked.split(", "), answer.split(", "), strict=True))
             assert [shown for shown, filled in pairs if shown != filled] == ["_"]
+        elif " json " in question:
+            kind, (facts, keys) = "pick", question.split(" json ")
+            made = json.loads(answer)
+            assert list(made) == keys.split(", ")
+            assert all(re.search(rf"{k}(: | is |=){v}\b", facts) for k, v in made.items())
+        elif kind.startswith("{"):
+            kind, end = "edit", question.index("}") + 1
+            after = edited(json.loads(question[:end]), *question[end + 1 :].split(" "))
+            assert list(json.loads(answer).items()) == list(after.items())
+        else:
+            kind, listed = "list", re.match(r"((?:\S+, )*\S+) (.*)", question)
+            assert listed is not None
+            words = edited_list(listed[1].split(", "), *listed[2].split(" "))
+            assert answer == ", ".join(words)
+        seen[kind] += 1
+    assert len(seen) == 8
+    assert min(seen.values()) > 5
 
 
 def test_visible_end_tokens_do_not_give_away_where_an_answer_ends(

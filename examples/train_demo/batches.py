@@ -27,7 +27,7 @@ FIRST = {
     "outside": 0.4,
 }  # fmt: skip
 THEN = {
-    "arithmetic": 1.0, "math": 1.8, "code": 0.7, "json": 1.6, "rewriting": 2.2, "turn": 2.0,
+    "arithmetic": 1.0, "math": 2.0, "code": 0.7, "json": 1.6, "rewriting": 2.2, "turn": 2.0,
     "outside": 0.6,
 }  # fmt: skip
 FIRST_ROOMS = [0] * 14 + [32] * 4 + [64] * 2  # the least room for an answer, bidirectional

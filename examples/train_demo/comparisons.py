@@ -8,33 +8,41 @@ from examples.train_demo.words import Item, Source
 
 FIRST_HAS = (
     "{name} has {a} {thing}.|{name} owns {a} {thing}.|"
-    "{name} has got {a} {thing}.|{a} {thing} belong to {name}."
+    "{name} has got {a} {thing}.|{a} {thing} belong to {name}.|"
+    "{name} holds {a} {thing}.|{name} counts {a} {thing}.|{name} is the owner of {a} {thing}."
 )
 TIMES = (
     "{other} has {n} times as many.|"
     "{other} has {n} times as many {thing} as {name}.|"
     "{other} has {n} times more.|{other} owns {n} times that number.|"
-    "{other} has {n} times the amount."
+    "{other} has {n} times the amount.|"
+    "{other} has {n} times the number.|{other} has {n} times what {name} has."
 )
 MORE = (
     "{other} has {n} more.|{other} has {n} more {thing} than {name}.|"
     "{other} has {n} more than {name}.|{other} owns {n} more.|"
-    "{other} has {n} {thing} more."
+    "{other} has {n} {thing} more.|"
+    "{other} has {n} more of them.|{other} has {n} {thing} more than {name}.|"
+    "{name} has {n} fewer than {other}."
 )
 FEWER = (
     "{other} has {n} fewer.|{other} has {n} fewer {thing} than {name}.|"
     "{other} has {n} less.|{other} has {n} less than {name}.|"
-    "{other} owns {n} fewer."
+    "{other} owns {n} fewer.|"
+    "{other} has {n} {thing} less.|{name} has {n} more than {other}."
 )
 TWICE = (
     "{other} has twice as many.|{other} has double that.|"
     "{other} has twice as many {thing} as {name}.|"
-    "{other} has double the number.|{other} owns twice as many."
+    "{other} has double the number.|{other} owns twice as many.|"
+    "{other} has two times as many.|{other} has twice that number.|{other} has the double."
 )
 OTHER_HAS = (
     "How many {thing} does {other} have?|How many does {other} have?|"
     "How many {thing} has {other}?|What does {other} have?|"
-    "How many {thing} belong to {other}?"
+    "How many {thing} belong to {other}?|"
+    "How many {thing} does {other} own?|What number of {thing} does {other} have?|"
+    "So how many does {other} have?"
 )
 BOTH_HAVE = (
     "How many {thing} do they have together?|"
@@ -42,7 +50,10 @@ BOTH_HAVE = (
     "How many {thing} are there altogether?|"
     "How many {thing} do {name} and {other} have together?|"
     "How many is that in total?|What do they have together?|"
-    "How many {thing} in all?"
+    "How many {thing} in all?|"
+    "How many do they have together?|What is the total?|How many {thing} do the two have?|"
+    "How many {thing} do both of them have?|How many {thing} is that together?|"
+    "Altogether, how many {thing} do they have?"
 )
 
 
@@ -80,21 +91,30 @@ OF_WHOLE = (
     "{name} has {whole} {thing}. {part} of them are {red}.|"
     "There are {whole} {thing} and {part} are {red}.|"
     "{part} of the {whole} {thing} are {red}.|"
-    "Out of {whole} {thing}, {part} are {red}."
+    "Out of {whole} {thing}, {part} are {red}.|"
+    "Among {whole} {thing}, {part} are {red}.|"
+    "{name} owns {whole} {thing}, and {part} of those are {red}.|"
+    "We have {whole} {thing}. {part} are {red}."
 )
 NOT_OF_KIND = (
     "How many are not {red}?|How many {thing} are not {red}?|"
-    "How many others are there?|How many of the {thing} are not {red}?"
+    "How many others are there?|How many of the {thing} are not {red}?|"
+    "How many are something else?|What is the number of {thing} that are not {red}?|"
+    "So how many are not {red}?"
 )
 PARTS = (
     "{name} has {text}.|There are {text}.|{name} buys {text}.|"
-    "{name} sees {text}.|In a bag there are {text}.|{name} counts {text}."
+    "{name} sees {text}.|In a bag there are {text}.|{name} counts {text}.|"
+    "{name} brings {text}.|{name} finds {text}.|On the table there are {text}.|"
+    "{name} sells {text}.|{name} picks {text}."
 )
 PARTS_TOTAL = (
     "How many {what} is that?|How many {what} are there in total?|"
     "How many {what} does {name} have altogether?|"
     "How many {what} are there?|How many is that in total?|"
-    "What is the total?"
+    "What is the total?|"
+    "How many {what} altogether?|How many {what} in all?|What is the total number of {what}?|"
+    "How many {what} does that make?"
 )
 
 
@@ -131,30 +151,39 @@ def parts(s: Source) -> Item:
 
 
 AGE = (
-    "{name} is {a} years old.|{name} is {a}.|{name} is now {a} years old.|The age of {name} is {a}."
+    "{name} is {a} years old.|{name} is {a}.|{name} is now {a} years old.|"
+    "The age of {name} is {a}.|{name} just turned {a}.|Today {name} is {a} years old.|"
+    "{name} is {a} years of age."
 )
 AGE_LATER = (
     "How old will {she} be in {n} years?|How old is {name} in {n} years?|"
-    "What will be the age of {name} in {n} years?"
+    "What will be the age of {name} in {n} years?|"
+    "How old will {name} be in {n} years?|In {n} years, how old is {name}?|"
+    "What age will {she} have in {n} years?|{n} years from now, how old will {name} be?"
 )
 AGE_BEFORE = (
     "How old was {she} {n} years ago?|How old was {name} {n} years ago?|"
-    "What was the age of {name} {n} years ago?"
+    "What was the age of {name} {n} years ago?|"
+    "{n} years ago, how old was {name}?|What age was {name} {n} years ago?"
 )
 OLDER = (
     "{other} is {n} years older.|{other} is {n} years older than {name}.|"
     "{other} is older by {n} years.|"
-    "{name} is {n} years younger than {other}."
+    "{name} is {n} years younger than {other}.|"
+    "{other} was born {n} years before {name}.|{name} was born {n} years after {other}."
 )
 YOUNGER = (
     "{other} is {n} years younger.|"
     "{other} is {n} years younger than {name}.|"
     "{other} is younger by {n} years.|"
-    "{name} is {n} years older than {other}."
+    "{name} is {n} years older than {other}.|"
+    "{other} was born {n} years after {name}.|{name} was born {n} years before {other}."
 )
 AGES_TOGETHER = (
     "How old are they together?|What is the sum of their ages?|"
-    "How old are both together?|What do their ages add up to?"
+    "How old are both together?|What do their ages add up to?|"
+    "What are their ages together?|How many years are they together?|"
+    "What is the total of their ages?"
 )
 
 

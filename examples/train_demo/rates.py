@@ -15,14 +15,21 @@ RATE = (
     "For {b} {hours} {name} {verb}s {a} {unit} each {hour}.|"
     "{name} {verb}s {a} {unit} in one {hour} and keeps on for {b} {hours}.|"
     "{name} {verb}s for {b} {hours}, {a} {unit} per {hour}.|"
-    "{name} {verb}s {a} {unit} a {hour} for {b} {hours}."
+    "{name} {verb}s {a} {unit} a {hour} for {b} {hours}.|"
+    "Each {hour} {name} {verb}s {a} {unit}, for {b} {hours}.|"
+    "At {a} {unit} per {hour}, {name} {verb}s for {b} {hours}.|"
+    "In one {hour} {name} {verb}s {a} {unit}. {She} goes on for {b} {hours}.|"
+    "{name} {verb}s {a} {unit} per {hour}. This goes on for {b} {hours}."
 )
 GOAL = (
     "{She} wants to {verb} {goal} {unit}. How many are left?|"
     "The goal is {goal} {unit}. How many {unit} remain?|"
     "How many of {goal} {unit} are left then?|"
     "How many more {unit} must {she} {verb} to reach {goal}?|"
-    "{She} needs {goal} {unit} in all. How many {unit} are missing?"
+    "{She} needs {goal} {unit} in all. How many {unit} are missing?|"
+    "{She} must {verb} {goal} {unit}. How many are still to do?|"
+    "The plan is {goal} {unit}. How many {unit} are still missing?|"
+    "{goal} {unit} are needed. How many are left?"
 )
 HOW_FAR = (
     "How many {unit} is that?|How many {unit} does {she} {verb}?|"
@@ -31,7 +38,8 @@ HOW_FAR = (
 )
 HOW_MANY = (
     "How many {unit} is that?|How many {unit} does {she} {verb}?|"
-    "How many {unit} does {name} {verb} in total?|How many {unit} in all?"
+    "How many {unit} does {name} {verb} in total?|How many {unit} in all?|What is the total?|"
+    "How many {unit} does that make?|How many {unit} altogether?"
 )
 THEN_RATE = (
     "After that, {she} {verb}s {c} {unit} per {hour}.|"

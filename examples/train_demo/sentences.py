@@ -14,7 +14,14 @@ GAIN = (
     "Then {n} more {thing} are added.|"
     "{She} receives {n} {thing} as a present.|{n} more come from {other}.|"
     "After that {she} adds {n} {thing}.|"
-    "{She} borrows {n} {thing} from {other}.|{She} earns {n} more."
+    "{She} borrows {n} {thing} from {other}.|{She} earns {n} more.|"
+    "{other} brings {her} {n} {thing}.|{She} is given {n} {thing}.|{n} new {thing} arrive.|"
+    "{other} lends {her} {n} {thing}.|{She} gains {n} more.|{She} orders {n} more {thing}.|"
+    "Then {she} buys {n} {thing} from {other}.|{other} leaves {n} {thing} for {her}.|"
+    "{She} discovers {n} more {thing}.|{n} more {thing} come in the mail.|"
+    "Then {she} finds {n} more in the kitchen.|For a birthday {she} gets {n} {thing}.|"
+    "{She} gathers {n} more.|{other} adds {n} {thing}.|{She} brings {n} more home.|"
+    "Another {n} {thing} are delivered."
 ).split("|")
 LOSS = (
     "{She} gives {n} to {other}.|{She} loses {n}.|{She} sells {n} of them.|"
@@ -24,7 +31,14 @@ LOSS = (
     "{n} of them get lost.|{She} drops {n} of the {thing}.|{She} hands {n} of them to {other}.|"
     "Then {she} eats {n}.|{other} borrows {n} of them.|"
     "{She} donates {n} {thing}.|{other} steals {n}.|"
-    "{She} lets {other} have {n} {thing}.|Later {n} are stolen."
+    "{She} lets {other} have {n} {thing}.|Later {n} are stolen.|"
+    "{She} breaks {n} of them.|{She} gives {other} {n} {thing}.|"
+    "{She} sends {n} {thing} to {other}.|{n} {thing} go missing.|{n} of the {thing} disappear.|"
+    "{She} trades {n} of them away.|{She} returns {n}.|{other} eats {n} of them.|"
+    "{other} gets {n} of them from {her}.|{She} spends {n} of them.|"
+    "{She} lends {n} {thing} to {other}.|{other} wins {n} {thing} from {her}.|"
+    "{She} burns {n} of them.|{n} of them are thrown away.|{She} misplaces {n} {thing}.|"
+    "Then {n} are sold.|{other} buys {n} of them from {her}."
 ).split("|")
 PAST = {
     "gives": "gave",
@@ -55,6 +69,25 @@ PAST = {
     "donates": "donated",
     "steals": "stole",
     "lets": "let",
+    "brings": "brought",
+    "arrive": "arrived",
+    "lends": "lent",
+    "gains": "gained",
+    "orders": "ordered",
+    "leaves": "left",
+    "discovers": "discovered",
+    "gathers": "gathered",
+    "breaks": "broke",
+    "go": "went",
+    "disappear": "disappeared",
+    "trades": "traded",
+    "returns": "returned",
+    "spends": "spent",
+    "burns": "burned",
+    "misplaces": "misplaced",
+    "begins": "began",
+    "holds": "held",
+    "counts": "counted",
     "has": "had",
     "is": "was",
     "costs": "cost",

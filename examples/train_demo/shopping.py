@@ -18,7 +18,12 @@ BUY_TWO = (
     "each for {d} {coins}.|"
     "{name} pays {b} {coins} for each of {a} {x} and {d} {coins} for each of {c} {y}.|"
     "The {x} are {b} {coins} each and the {y} are {d} {coins} each. {name} "
-    "buys {a} {x} and {c} {y}."
+    "buys {a} {x} and {c} {y}.|"
+    "{name} orders {a} {x} for {b} {coins} each and also {c} {y} for {d} {coins} each.|"
+    "First {name} buys {a} {x} at {b} {coins} each, then {c} {y} at {d} {coins} each.|"
+    "{name} needs {a} {x} ({b} {coins} each) and {c} {y} ({d} {coins} each).|"
+    "At {b} {coins} each {name} buys {a} {x}, and at {d} {coins} each {c} {y}.|"
+    "{name} picks {a} {x} costing {b} {coins} each plus {c} {y} costing {d} {coins} each."
 )
 BUY_WITH_MONEY = (
     "{name} has {money} {coins} and buys {a} {x} for {b} {coins} each.|"
@@ -29,7 +34,11 @@ BUY_WITH_MONEY = (
     "{name} goes to the market with {money} {coins} and buys {a} {x}. Each "
     "costs {b} {coins}.|"
     "{name} takes {money} {coins} to the shop. {She} buys {a} {x} for {b} {coins} apiece.|"
-    "The {x} cost {b} {coins} each. {name} buys {a} of them and has {money} {coins}."
+    "The {x} cost {b} {coins} each. {name} buys {a} of them and has {money} {coins}.|"
+    "{name} pays for {a} {x} with {money} {coins}. One costs {b} {coins}.|"
+    "Out of {money} {coins}, {name} buys {a} {x} at {b} {coins} each.|"
+    "{name} has {money} {coins} in the wallet and buys {a} {x} for {b} {coins} apiece.|"
+    "{name} got {money} {coins} and buys {a} {x}, {b} {coins} each."
 )
 BUY = (
     "{name} buys {a} {x} for {b} {coins} each.|"
@@ -40,14 +49,20 @@ BUY = (
     "{name} pays {b} {coins} for each of {a} {x}.|"
     "{name} orders {a} {x} at a price of {b} {coins} each.|"
     "{name} wants {a} {x} and each is {b} {coins}.|"
-    "A shop sells {x} for {b} {coins} each. {name} takes {a}."
+    "A shop sells {x} for {b} {coins} each. {name} takes {a}.|"
+    "{name} needs {a} {x}. One costs {b} {coins}.|"
+    "Each of the {x} is {b} {coins}. {name} buys {a}.|"
+    "{name} goes shopping for {a} {x}, {b} {coins} apiece.|"
+    "At {b} {coins} each, {name} buys {a} {x}.|{name} picks {a} {x} that cost {b} {coins} each."
 )
 CHANGE = (
     "How much money is left?|How many {coins} does {she} have left?|"
     "How much is left?|How much change does {she} get?|"
     "How many {coins} are left?|What is the change?|"
     "How much money does {name} have left?|How many {coins} remain?|"
-    "How many {coins} does {name} keep?|How much does {she} get back?"
+    "How many {coins} does {name} keep?|How much does {she} get back?|"
+    "What is left over?|How much does {she} have left?|How many {coins} are left over?|"
+    "How much money remains?|How much change is that?"
 )
 COST = (
     "How much does {she} pay?|How much does {name} pay?|"
@@ -55,7 +70,10 @@ COST = (
     "How much is that in total?|What does {name} pay in total?|"
     "What is the total price?|How much does {name} spend?|"
     "How many {coins} does {name} need?|What is the bill?|"
-    "How expensive is that?|How much money does {she} need?"
+    "How expensive is that?|How much money does {she} need?|"
+    "How much does {name} have to pay?|What does it cost?|How many {coins} is that?|"
+    "What is the price in total?|How much money is that?|How much is the bill?|"
+    "What does {she} have to pay?|How many {coins} does {she} pay?|What does that cost?"
 )
 
 

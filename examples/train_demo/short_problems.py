@@ -24,7 +24,14 @@ SHORT = {
         "A room has {b} rows of {a} {y}. How many {y} are in the room?|"
         "A ticket is {a} dollars. How much do {b} tickets cost?|"
         "{b} kids have {a} {y} each, how many {y} do they have?|"
-        "The price of a {x} is {a} dollars. I take {b}. What do I pay?"
+        "The price of a {x} is {a} dollars. I take {b}. What do I pay?|"
+        "{b} {x}s hold {a} {y} each. How many {y} is that?|"
+        "With {a} {y} in every {x}, how many {y} are in {b} {x}s?|"
+        "If one {x} needs {a} {y}, how many {y} do {b} {x}s need?|"
+        "A farmer plants {b} rows of {a} {y}. How many {y} are planted?|"
+        "Somebody eats {a} {y} a day. How many {y} is that in {b} days?|"
+        "{b} boxes, {a} {y} in each: how many {y}?|"
+        "If a {x} costs {a} dollars, how much do {b} {x}s cost?"
     ),
     "/": (
         "{c} {y} are put into {b} {x}s equally. How many {y} are in each {x}?|"
@@ -42,7 +49,13 @@ SHORT = {
         "in a team?|"
         "A trip of {c} miles takes {b} hours. How many miles is that per hour?|"
         "Share {c} {y} fairly between {b} friends. How many does each get?|"
-        "Each {x} takes {b} {y}. How many {x}s can be filled with {c} {y}?"
+        "Each {x} takes {b} {y}. How many {x}s can be filled with {c} {y}?|"
+        "{c} {y} go into {b} {x}s, the same number in each. How many {y} does a {x} hold?|"
+        "If {c} {y} are split among {b} children, how many {y} does each child get?|"
+        "We cut {c} meters of rope into {b} pieces. How many meters long is a piece?|"
+        "{b} tickets cost {c} dollars. How much does one ticket cost?|"
+        "Divide {c} {y} into {b} groups. How many {y} are in a group?|"
+        "{c} {y} for {b} people: how many {y} does each person get?"
     ),
     "+": (
         "{p} {y} are on the table and {q} on the floor. How many {y} are "
@@ -66,7 +79,13 @@ SHORT = {
         "The house has {p} {y} and the garden {q}. How many {y} are there "
         "altogether?|"
         "A book costs {p} dollars more than a pen, and the pen costs {q} "
-        "dollars. What does the book cost?"
+        "dollars. What does the book cost?|"
+        "{p} {y} are red and {q} are blue. How many {y} are there?|"
+        "I have {p} {y} at home and {q} at school. How many {y} do I have?|"
+        "If you have {p} {y} and get {q} more, how many {y} do you have?|"
+        "In the morning {p} {y} came, in the evening {q}. How many {y} came?|"
+        "My brother has {p} {y} and my sister {q}. How many {y} do they have?|"
+        "A box has {p} {y} and a bag has {q}. How many {y} in all?"
     ),
     "-": (
         "There were {s} {y} and {q} of them left. How many {y} stayed?|"
@@ -86,7 +105,14 @@ SHORT = {
         "A book has {s} pages and {q} are read. How many pages are unread?|"
         "{s} seats, {q} taken. How many seats are free?|"
         "Out of {s} {y} the wind took {q}. How many {y} are left?|"
-        "How many more are {s} {y} than {q} {y}?"
+        "How many more are {s} {y} than {q} {y}?|"
+        "If you have {s} {y} and lose {q}, how many {y} do you have left?|"
+        "There are {s} {y}. You take {q}. How many {y} are left?|"
+        "I had {s} {y} and gave away {q}. How many {y} do I have now?|"
+        "{s} {y} were baked and {q} were eaten. How many {y} are left?|"
+        "A box of {s} {y} has {q} bad ones. How many {y} are good?|"
+        "We need {s} {y} but have only {q}. How many {y} are missing?|"
+        "My bag holds {s} {y}. I take out {q}. How many {y} are still in it?"
     ),
 }
 

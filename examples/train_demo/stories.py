@@ -14,7 +14,12 @@ STORY_START = (
     "{name} has {n} {thing} in the {place}.|{name} keeps {n} {thing}.|"
     "In the morning {name} has {n} {thing}.|"
     "{name} brings {n} {thing}.|We know that {name} has {n} {thing}.|"
-    "{n} {thing} belong to {name}."
+    "{n} {thing} belong to {name}.|"
+    "{name} is the owner of {n} {thing}.|Today {name} has {n} {thing}.|"
+    "{name} begins with {n} {thing}.|Let us say {name} has {n} {thing}.|"
+    "{n} {thing} are in the {place}.|{name} holds {n} {thing}.|"
+    "In the {place} there are {n} {thing}.|{name} counts {n} {thing}.|{name} buys {n} {thing}.|"
+    "{name} finds {n} {thing} in the {place}.|{name} collects {n} {thing}."
 )
 STORY_END = (
     "How many {thing} does {she} have now?|"
@@ -26,13 +31,21 @@ STORY_END = (
     "How many {thing} has {name} now?|"
     "Now how many {thing} does {she} have?|"
     "How many {thing} are there in total?|"
-    "Tell me how many {thing} {name} has now.|How many is that?"
+    "Tell me how many {thing} {name} has now.|How many is that?|"
+    "How many {thing} are there at the end?|How many {thing} is that?|"
+    "What is the new number of {thing}?|How many {thing} does {name} have after that?|"
+    "How many {thing} does {she} own now?|What is the total now?|"
+    "So how many {thing} does {name} have?|How many {thing} are there after all this?|"
+    "How many does {she} have now?|How many {thing} belong to {name} now?|"
+    "How many {thing} has {she} got now?"
 )
 STORY_REST = (
     "|How many are left?|How many {thing} are left?|"
     "How many {thing} remain?|How many does {she} still have?|"
     "How many {thing} does {name} have left?|"
-    "How many {thing} does {she} keep?|What is left?"
+    "How many {thing} does {she} keep?|What is left?|"
+    "How many are still there?|How many {thing} are still there?|How many does {she} have left?|"
+    "How many {thing} does that leave?|What number of {thing} is left?"
 )
 
 
@@ -81,7 +94,11 @@ STORY_IF = (
     "How many {thing} does {name} have if {she} starts with {n} and {joined}?|"
     "Suppose {name} has {n} {thing} and {joined}. How many is that?|"
     "Say {name} has {n} {thing} and {joined}, how many {thing} does that make?|"
-    "When {name} has {n} {thing} and {joined}, what is the number of {thing} in the end?"
+    "When {name} has {n} {thing} and {joined}, what is the number of {thing} in the end?|"
+    "How many {thing} are there if {name} has {n} {thing} and {joined}?|"
+    "Given that {name} has {n} {thing} and {joined}, how many {thing} are there?|"
+    "Imagine {name} has {n} {thing} and {joined}. How many {thing} does {she} have?|"
+    "Assume {name} has {n} {thing} and {joined}. What is the number of {thing}?"
 )
 
 
@@ -111,18 +128,30 @@ GROUPS = (
     "In every {box} there are {b} {thing}, and there are {a} {boxes}.|"
     "{a} {boxes} contain {b} {thing} each.|"
     "{name} puts {b} {thing} into each of the {a} {boxes}.|"
-    "There are {b} {thing} in one {box}, and {name} owns {a} {boxes}."
+    "There are {b} {thing} in one {box}, and {name} owns {a} {boxes}.|"
+    "{name} buys {a} {boxes} of {b} {thing} each.|"
+    "There are {a} {boxes}. Every {box} has {b} {thing}.|"
+    "{name} has {a} {boxes}, each with {b} {thing}.|"
+    "With {b} {thing} per {box}, {name} has {a} {boxes}.|"
+    "Every one of {a} {boxes} holds {b} {thing}.|"
+    "{name} counts {a} {boxes} and {b} {thing} in each.|"
+    "{name} owns {a} {boxes}; each {box} contains {b} {thing}."
 )
 GROUPS_ALL = (
     "How many {thing} are there?|How many {thing} are there in total?|"
     "How many {thing} does {name} have?|"
     "How many {thing} is that altogether?|"
-    "What is the total number of {thing}?|How many {thing} in all?"
+    "What is the total number of {thing}?|How many {thing} in all?|"
+    "How many {thing} do the {boxes} hold?|How many {thing} are in the {boxes} together?|"
+    "What is the number of {thing}?|How many {thing} altogether?|How many {thing} does that make?|"
+    "So how many {thing} are there?"
 )
 GROUPS_NOW = (
     "How many {thing} are there now?|"
     "How many {thing} does {name} have now?|How many {thing} is that now?|"
-    "How many {thing} does {she} have in the end?|What is the number of {thing} now?"
+    "How many {thing} does {she} have in the end?|What is the number of {thing} now?|"
+    "How many {thing} are there after that?|How many {thing} does {name} have after that?|"
+    "So how many {thing} are there now?"
 )
 
 
@@ -186,7 +215,9 @@ def groups(s: Source) -> Item:
 SHARE_START = (
     "{name} has {n} {thing}.|There are {n} {thing}.|"
     "{name} owns {n} {thing}.|{name} bakes {n} {thing}.|"
-    "{name} brings {n} {thing}."
+    "{name} brings {n} {thing}.|"
+    "{name} buys {n} {thing}.|{name} picks {n} {thing}.|{name} makes {n} {thing}.|"
+    "{name} finds {n} {thing}.|A bag holds {n} {thing}."
 )
 SHARE = (
     "{She} shares all of them equally among {k} {friends}. How many {thing} does each get?|"
@@ -197,7 +228,14 @@ SHARE = (
     "each?|{k} {friends} share them. How many does each get?|"
     "If {k} {friends} get the same number, how many {thing} does each get?|"
     "{She} puts the same number into {k} equal parts. How many {thing} are in each part?|"
-    "{She} splits them equally among {k} {friends}. What does each receive?"
+    "{She} splits them equally among {k} {friends}. What does each receive?|"
+    "{She} gives the same number to each of {k} {friends}. How many does each get?|"
+    "Each of {k} {friends} gets the same number. How many is that?|"
+    "{k} {friends} want an equal share. How many {thing} is that for each?|"
+    "How many {thing} are there for each of {k} {friends}?|"
+    "They go in equal parts to {k} {friends}. How many {thing} does each get?|"
+    "{She} hands them out evenly to {k} {friends}. How many {thing} does each one get?|"
+    "Divided fairly among {k} {friends}, how many does each get?"
 )
 
 

@@ -21,7 +21,8 @@ from examples.train_demo.tasks import GENERATORS, chat, draw
 from examples.train_demo.vocabulary import SPACED
 from examples.train_demo.words import Item, Source
 
-DRILL_LENGTH, FACTS, COPIES, EXERCISES, GAPS = 96, 0.09, 0.02, 0.14, 0.03
+DRILLS = 0.09, 0.02, 0.14  # shares of the batches: facts, copies, exercises
+DRILL_LENGTH, GAPS = 96, 0.03
 FIRST = {
     "arithmetic": 0.7, "math": 0.8, "code": 0.8, "json": 1.8, "rewriting": 1.8, "turn": 0.6,
     "outside": 0.4,
@@ -90,13 +91,10 @@ class Batches:
         self.waiting, self.full = state["waiting"], state["full"]
 
     def next(self) -> Batch:
-        drawn = self.rng.random()
-        if drawn < FACTS + COPIES + EXERCISES:
-            example = (
-                self._facts if drawn < FACTS
-                else self._copies if drawn < FACTS + COPIES else self._exercises
-            )  # fmt: skip
-            return self._pack([example() for _ in range(self.tokens // DRILL_LENGTH)])
+        makers, shares = (self._facts, self._copies, self._exercises, None), list(DRILLS)
+        (drill,) = self.rng.choices(makers, [*shares, 1 - sum(shares)])
+        if drill is not None:
+            return self._pack([drill() for _ in range(self.tokens // DRILL_LENGTH)])
         while not self.full:
             self._draw_examples(256)
         return self.full.pop(0)
@@ -195,21 +193,18 @@ class Batches:
         return examples
 
     def _hide(self, span: list[int], end: int, task: str) -> list[bool]:
-        """Choose what to mask of a span in which the answer's tokens end before `end`.
+        """Choose what to mask of a span; from `end` on it has end tokens.
 
-        As inference meets it: all of it, all behind a beginning, or some of it, half of the time
-        sparing what the template gives away. End tokens are masked up to one of them: if single
-        ones were visible, the first of them would always give away where the answer ends.
+        As inference meets it: all of it, all after a random place, or some of it, half of the time
+        sparing what the template gives away. End tokens are masked up to a random one: if each were
+        masked at random, the first visible one would nearly always tell where the answer ends.
         """
         rng, common = self.rng, self.common[task]
-        whole = rng.random() < 0.3
-        begin, ratio, easy = 0, 1.0, 1.0
-        if not whole and rng.random() < 0.2:
-            begin = rng.randrange(min(end, len(span) - 1) + 1)
-        elif not whole:
-            ratio = max(rng.random(), rng.random())
-            easy = ratio if rng.random() < 0.5 else 0.1 * rng.random()
-        ends = len(span) if rng.random() < (0.8 if whole else 0.3) else rng.choice(MARGINS)
+        kind = rng.choices(["all", "after", "some"], [0.3, 0.14, 0.56])[0]
+        begin = rng.randrange(min(end + 1, len(span))) if kind == "after" else 0
+        ratio = max(rng.random(), rng.random()) if kind == "some" else 1.0
+        easy = 0.1 * rng.random() if kind == "some" and rng.random() < 0.5 else ratio
+        ends = len(span) if rng.random() < (0.8 if kind == "all" else 0.3) else rng.choice(MARGINS)
         masked = [
             i >= begin and rng.random() < (easy if t in common else ratio)
             for i, t in enumerate(span[:end])

@@ -21,15 +21,15 @@ from examples.train_demo.tasks import GENERATORS, chat, draw
 from examples.train_demo.vocabulary import SPACED
 from examples.train_demo.words import Item, Source
 
-DRILLS = 0.09, 0.02, 0.14  # shares of the batches: facts, copies, exercises
+DRILLS = 0.08, 0.03, 0.14  # shares of the batches: facts, copies, exercises
 DRILL_LENGTH, GAPS = 96, 0.03
 FIRST = {
     "arithmetic": 0.7, "math": 0.8, "code": 0.8, "json": 1.8, "rewriting": 1.8, "turn": 0.6,
     "outside": 0.4,
 }  # fmt: skip
 THEN = {
-    "arithmetic": 1.0, "math": 2.0, "code": 0.7, "json": 1.6, "rewriting": 2.2, "turn": 2.0,
-    "outside": 0.6,
+    "arithmetic": 0.8, "math": 2.2, "code": 0.8, "json": 2.7, "rewriting": 2.4, "turn": 2.5,
+    "outside": 0.5,
 }  # fmt: skip
 FIRST_ROOMS = [0] * 14 + [32] * 4 + [64] * 2  # the least room for an answer, bidirectional
 ROOMS = [0] * 8 + [32] * 6 + [64] * 5 + [96, 128]

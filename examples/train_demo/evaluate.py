@@ -268,7 +268,7 @@ def write_metrics(arguments: argparse.Namespace, measured: Json) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--items", type=int, default=350, help="of each split")
+    parser.add_argument("--items", type=int, default=1400, help="of each split")
     parser.add_argument("--seed", type=int, default=4321, help="draws the held-out items")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument(

@@ -19,6 +19,7 @@ from examples.train_demo.json_extraction import json_extraction
 from examples.train_demo.noise import noisy
 from examples.train_demo.outside import outside
 from examples.train_demo.python_functions import python_function
+from examples.train_demo.rewording import reworded
 from examples.train_demo.rewriting import rewriting
 from examples.train_demo.second_turns import second_turn
 from examples.train_demo.word_problems import word_problem
@@ -72,6 +73,8 @@ def draw(rng: random.Random, task: str, split: str = "train", noise: bool = True
         source = Source(rng, split != "train", split == "phrasings")
         source.lower = noise and rng.random() < 0.15
         item = GENERATORS[task](source)
+        if noise and split == "train" and source.chance(0.25):
+            item = reworded(source, item)
         if is_held_out(item) == (split == "train"):
             continue
         if split == "phrasings" and not source.used_held_out_phrase:

@@ -32,7 +32,7 @@ from examples.train_demo.tasks import GENERATORS, chat, draw
 from examples.train_demo.tokenizer import load_tokenizer, wrap
 from examples.train_demo.transfer import to_llada_moe
 
-STEPS, PARTS = 32000, 2  # batches in a step
+STEPS, PARTS = 40000, 2  # batches in a step
 COPYING, FALL = 0.2, 0.5  # shares of the steps: mostly copying; with a falling rate
 
 

@@ -232,11 +232,14 @@ class Source:
         words = THINGS if self.chance(0.2) else COMMON
         return self.word_of(words) if self.chance(share) else self.invented()
 
-    def item(self, task: str, question: str, answer: str, **rest: object) -> Item:
-        """Return the finished item; its question is in lower case if this source is."""
-        key = question
+    def key(self, question: str) -> str:
+        """Return the question in lower case with names and things blanked."""
         for word in sorted(self.drawn, key=len, reverse=True):
             blank = " ".join("_" for _ in word.split())
-            key = re.sub(rf"\b{re.escape(word)}\b", blank, key, flags=re.IGNORECASE)
-        key = key.lower()
+            question = re.sub(rf"\b{re.escape(word)}\b", blank, question, flags=re.IGNORECASE)
+        return question.lower()
+
+    def item(self, task: str, question: str, answer: str, **rest: object) -> Item:
+        """Return the finished item; its question is in lower case if this source is."""
+        key = self.key(question)
         return Item(task, question.lower() if self.lower else question, answer, key, **rest)  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from examples.train_demo.known_functions import KNOWN
 from examples.train_demo.layouts import CONFIGS, HEAD_DIM
 from examples.train_demo.muon import Muon
 from examples.train_demo.passes import load as load_passes
+from examples.train_demo.rewording import reworded
 from examples.train_demo.tasks import GENERATORS, draw, is_held_out, is_near_written, words_of
 from examples.train_demo.tokenizer import build_tokenizer
 from examples.train_demo.train import (
@@ -94,6 +95,40 @@ def test_phrasings_are_held_out_only_for_tests() -> None:
     for held_out in (False, True):
         source = Source(rng, False, held_out)
         assert {is_held_out_phrase(source.phrase(options)) for _ in range(99)} == {held_out}
+
+
+def test_rewording_leaves_what_the_answer_needs() -> None:
+    rng = random.Random(3)
+    changed = 0
+    for task in GENERATORS:
+        for _ in range(60):
+            source = Source(rng, False, False)
+            item = GENERATORS[task](source)
+            other = reworded(source, item)
+            assert other.answer == item.answer
+            assert re.findall(r"\d+", other.question) == re.findall(r"\d+", item.question)
+            if task != "outside":
+                needed = {w for text in (item.answer, *source.drawn) for w in words_of(text)}
+                gone = set(words_of(item.question)) - set(words_of(other.question))
+                assert not gone & needed, (item, other)
+            changed += other.question != item.question
+    assert changed > 300
+
+
+def test_a_reworded_question_has_its_own_skeleton() -> None:
+    source = Source(random.Random(0), False, False)
+    name = source.name()
+    item = source.item("math", f"How many has {name}?", "", before=())
+    other = reworded(source, item)
+    while other.question == item.question:
+        other = reworded(source, item)
+    assert other.key == other.question.lower().replace(name.lower(), "_")
+
+
+def test_rewording_leaves_something_to_ask() -> None:
+    source = Source(random.Random(0), False, False)
+    item = source.item("outside", "Please.", "", before=())
+    assert all(reworded(source, item).question.strip(".") for _ in range(99))
 
 
 def test_what_is_near_a_question_written_by_hand_is_held_out() -> None:

@@ -57,9 +57,9 @@ def noisy(source: Source, question: str, spared: set[str], ending: bool) -> str:
     elif source.chance(0.03) and question[-1] == "?":
         question += "??"
     if source.chance(0.10):
-        keeps = {"I", *(word for name in source.drawn for word in name.split())}
-        begins = question.split()[0].strip(",.:") in keeps  # with a name, which an answer may copy
-        first = question if begins else question[0].lower() + question[1:]
+        names = {"I", *(word for name in source.drawn for word in name.split())}
+        is_name = question.split()[0].strip(",.:") in names  # an answer may copy it
+        first = question if is_name else question[0].lower() + question[1:]
         question = source.phrase(OPENERS) + source.rng.choice([first, question])
     elif source.chance(0.12):
         question = source.phrase(SENTENCES) + " " + question

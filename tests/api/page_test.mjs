@@ -55,6 +55,17 @@ test("numbers are those of the frame, at the end those of the server", () => {
   assert.equal(recording.numbersAt(0).tokensPerForward, null);
 });
 
+test("tokens after the end of the answer do not count once the end is known", () => {
+  const recording = new Recording(0);
+  recording.add(view(1, "a", null, null, "end"), 1000);
+  recording.add(view(2, "a", "end", "end", "end"), 2000);
+  assert.equal(recording.numbersAt(1).tokensPerForward, 2);
+  const usage = { completion_tokens: 2, prompt_tokens_details: { cached_tokens: 0 } };
+  recording.add({ choices: [], usage, diffusion: { forwards: 2 } }, 2000);
+  assert.equal(recording.numbersAt(1).tokensPerForward, 1);
+  assert.equal(recording.numbersAt(2).tokensPerForward, 1);
+});
+
 test("a canvas that goes back to masks is shown so", () => {
   const recording = new Recording(0);
   recording.add(view(2, "a", "b"), 1);

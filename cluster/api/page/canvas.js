@@ -43,9 +43,10 @@ export class Canvas {
     const key = found ? `${found.forward}/${total}/${stop} ${found.text}` : "";
     if (cell.dataset.key === key) return;
     cell.dataset.key = key;
-    cell.textContent = found ? visible(found.text) : "";
+    const isPadding = position >= stop;
+    cell.textContent = !found ? "" : isPadding ? "\u00b7" : visible(found.text);
     cell.classList.toggle("final", found !== null);
-    cell.classList.toggle("beyond", found !== null && position >= stop);
+    cell.classList.toggle("beyond", found !== null && isPadding);
     if (found) cell.style.setProperty("--time", (found.forward - 1) / Math.max(total - 1, 1));
     const state = found ? `${found.text}, forward ${found.forward}` : "mask";
     cell.setAttribute("aria-label", `${position + 1}: ${state}`);

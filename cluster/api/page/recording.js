@@ -65,16 +65,24 @@ export class Recording {
     return { ...change, probability: this.probabilities[position] ?? null };
   }
 
+  #finalBefore(end, frame) {
+    return this.positions.slice(0, end).filter((_, at) => this.cell(at, frame) !== null).length;
+  }
+
   /** Return the text that was final in a frame. */
   textAt(frame) {
     return this.text.slice(0, this.frames[frame].length);
   }
 
-  /** Return the numbers of a frame; those of the last one are the server's. */
+  /**
+   * Return the numbers of a frame; those of the last one are the server's. Tokens after the
+   * answer's end do not count once the end is known.
+   */
   numbersAt(frame) {
     const { forward, final, seconds } = this.frames[frame];
     const isEnd = this.totals !== null && frame === this.frames.length - 1;
-    const counted = isEnd ? this.totals : { tokens: final, forwards: forward, seconds };
+    const tokens = this.totals === null ? final : this.#finalBefore(this.totals.tokens, frame);
+    const counted = isEnd ? this.totals : { tokens, forwards: forward, seconds };
     return {
       forwards: counted.forwards,
       tokensPerForward: counted.forwards ? counted.tokens / counted.forwards : null,

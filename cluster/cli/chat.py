@@ -43,6 +43,7 @@ def chat(
         if source.isatty() and out.isatty():
             about = _about(endpoint, client, model)
             talk = Conversation(client, endpoint, str(about["id"]), options, system)
+            talk.default_policy = about.get("diffusion") or {}
             talk.watch = watch and can_play(out) and about.get("owned_by") == "diffray"
             with suppress(ImportError):
                 import readline  # noqa: F401  # gives input() its editing and history

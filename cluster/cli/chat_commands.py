@@ -85,7 +85,8 @@ def _policy(talk: Conversation, given: str, out: TextIO) -> None:
         talk.try_options(talk.options | {"diffusion": changed})
     if not given or out.isatty():
         policy = _as_settings(talk.options.get("diffusion", {}))
-        out.write((policy or "the server's default policy") + "\n")
+        default = f"the server's default policy {_as_settings(talk.default_policy)}".rstrip()
+        out.write((policy or default) + "\n")
 
 
 def _changed(policy: dict[str, Any], settings: list[str]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Conversation:
     options: dict[str, Any]
     system: str | None = None
     watch: bool = False
+    default_policy: dict[str, Any] = field(default_factory=dict)  # as the server reports it
     turns: list[dict[str, str]] = field(default_factory=list)
     unanswered: str | None = None  # the last message, if it has no answer
     finish_reason: str | None = None  # of the last answer

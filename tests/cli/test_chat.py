@@ -336,6 +336,13 @@ class TestTerminal:
         out, _ = typed(monkeypatch, respond=lambda asked: listed, model="demo")
         assert out.splitlines()[1:] == ["demo is a toy.", "Try:", "  Sort  3 1.", "  b", ""]
 
+    def test_the_default_policy_is_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        policy = {"block_length": 32, "decoder": {"kind": "threshold", "threshold": 0.9}}
+        listed = Answer(body={"data": [{"id": "demo", "diffusion": policy}]})
+        out, _ = typed(monkeypatch, "/policy", respond=lambda asked: listed)
+        shown = "block_length=32 decoder=threshold decoder.threshold=0.9"
+        assert f"the server's default policy {shown}\n" in out
+
     def test_a_model_that_is_not_listed_is_asked_all_the_same(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

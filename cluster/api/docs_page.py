@@ -23,6 +23,12 @@ pre { padding: 0.75rem; overflow-x: auto; border: 1px solid; border-radius: 0.25
 table { border-collapse: collapse; width: 100%; display: block; overflow-x: auto; }
 th, td { text-align: left; vertical-align: top; padding: 0.25rem 0.75rem 0.25rem 0; }
 summary { cursor: pointer; }
+h2, h3, li { overflow-wrap: anywhere; }
+@media (max-width: 40rem) {
+  tr, td { display: block; }
+  tr { padding: 0.5rem 0; border-bottom: 1px solid; }
+  tr:has(th) { display: none; }
+}
 """
 _HASH: Final = b64encode(sha256(_STYLE.encode()).digest()).decode()
 HEADERS: Final = {

@@ -50,6 +50,8 @@ class Command(TyperCommand):
             name = getattr(error, "option_name", None)  # of Typer's error for unknown options
             if name and (said := instead_of(name, flags)):
                 raise _USAGE_ERROR(f"No such option: {name}; {said}", ctx) from None
+            if "extra argument" in error.message and "--model" in flags:
+                error.message += "; the model goes after --model, a text of several words in quotes"
             error.message = error.message.removeprefix("Value error, ")  # pydantic's words
             raise
 

@@ -69,3 +69,9 @@ def test_a_hint_names_only_flags_that_the_command_has() -> None:
 def test_flags_of_vllm_that_are_here_too(flags: str) -> None:
     result = CliRunner().invoke(app, ["serve", *flags.split(), "--print-config"])
     assert result.exit_code == 0, result.stderr
+
+
+def test_a_model_in_the_wrong_place_is_told_where_it_goes() -> None:
+    result = CliRunner().invoke(app, ["generate", "demo", "What is 12 plus 30?"])
+    assert result.exit_code == 2
+    assert "extra argument(s) (What is 12 plus 30?); the model goes after --model" in result.stderr

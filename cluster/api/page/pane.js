@@ -138,6 +138,10 @@ export class Pane {
 
   #fail(reason) {
     this.state = "incomplete";
+    if (!this.recording.positions.length) {
+      this.length = 0; // nothing arrived, so there is no canvas
+      this.part("answer").style.minHeight = "";
+    }
     this.part("reason").textContent = reason;
     this.part("failure").hidden = false;
   }

@@ -28,8 +28,8 @@ FIRST = {
     "outside": 0.4,
 }  # fmt: skip
 THEN = {
-    "arithmetic": 0.8, "math": 2.2, "code": 0.8, "json": 2.7, "rewriting": 2.4, "turn": 2.5,
-    "outside": 0.5,
+    "arithmetic": 1.2, "math": 2.2, "code": 0.8, "json": 2.7, "rewriting": 2.4, "turn": 2.5,
+    "outside": 0.8,
 }  # fmt: skip
 FIRST_ROOMS = [0] * 14 + [32] * 4 + [64] * 2  # the least room for an answer, bidirectional
 ROOMS = [0] * 8 + [32] * 6 + [64] * 5 + [96, 128]

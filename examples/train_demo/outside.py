@@ -6,7 +6,7 @@ other languages, gibberish, and near misses of the tasks that the demo knows.
 
 from collections.abc import Callable
 
-from examples.train_demo.arithmetic import SIGNS
+from examples.train_demo.arithmetic import LIMIT, SIGNS
 from examples.train_demo.json_extraction import _event, _order, _person, _pet, _trip
 from examples.train_demo.outside_phrasings import (
     ADJECTIVES,
@@ -27,11 +27,12 @@ from examples.train_demo.outside_phrasings import (
     TOPICS,
     VERBS,
 )
+from examples.train_demo.rewriting import some_words
 from examples.train_demo.words import COMMON, JOBS, THINGS, Item, Source
 
 ANSWER = (
     "I only know arithmetic like 7*8, word problems, small Python functions, JSON from a sentence, "
-    "and sorting, reversing or spelling words."
+    "sorting numbers, and reversing or spelling words."
 )
 
 
@@ -84,15 +85,33 @@ def _gibberish(s: Source) -> str:
     return " ".join(s.plain_word(0.9) for _ in range(s.rng.randint(1, 8)))
 
 
+def _calculation(s: Source) -> str:
+    """Return a calculation that the demo never learnt: large, below zero, or in brackets."""
+    rng, sign = s.rng, s.rng.choice("+-*/")
+    kind = rng.randrange(5)
+    if kind == 0:
+        a, b, c = (rng.randint(2, 12) for _ in range(3))
+        inner = rng.choice([f"{b}+{c}", f"{b} + {c}", f"{b + c}-{c}", f"{b + c} - {c}"])
+        return rng.choice(
+            [f"{a}*({inner})", f"{a} * ({inner})", f"({inner})*{a}", f"{a}-({inner})"]
+        )
+    if kind == 1:
+        sign, a = "+", rng.randint(10, 199)
+        b = rng.randint(max(10, LIMIT + 5 - a), 199)
+    elif kind == 2:
+        sign, a = "-", rng.randint(2, 60)
+        b = a + rng.randint(2, 90)
+    else:
+        a, b = rng.randint(200, 99999), rng.randint(13, 9999)
+    return f"{a} {s.rng.choice([sign, SIGNS[sign][0]])} {b}"
+
+
 def _near_miss(s: Source) -> str:
-    """Return an incomplete task, or one that is too large for the demo."""
-    kind = s.rng.randrange(8)
-    if kind == 0:  # numbers with which the demo never learnt to calculate
-        sign = s.rng.choice("+-*/")
-        a, b = s.rng.randint(200, 99999), s.rng.randint(13, 9999)
-        text = f"{a} {s.rng.choice([sign, SIGNS[sign][0]])} {b}"
+    """Return an incomplete task, or one that the demo never learnt."""
+    kind = s.rng.choices(range(8), [2, 1, 1, 1, 1, 1, 3, 1])[0]
+    if kind == 0:
         return s.phrase("What is {}?|{}|Calculate {}.|How much is {}?|{} = ?|What's {}?").format(
-            text
+            _calculation(s)
         )
     if kind == 1:  # facts without a question
         return s.rng.choice([_person, _order, _event, _pet, _trip])(s).sentence
@@ -144,26 +163,31 @@ def _near_miss(s: Source) -> str:
             "Uppercase this: {w} {v}|Count the letters in {w}.|"
             "How many letters has {w}?|Is {w} a palindrome?|What rhymes with {w}?|"
             "Sort the words {w}, {v} by length.|Give the plural of {w}.|"
-            "Is {w} a word?|Make an anagram of {w}.|Encode {w} in base64.|Hash {w}."
-        ).format(w=s.plain_word(0.5), v=s.plain_word(0.5))
+            "Is {w} a word?|Make an anagram of {w}.|Encode {w} in base64.|Hash {w}.|"
+            "Sort these words: {u}|Sort: {u}|Sort {u}.|Sort the words {u}.|Alphabetically: {u}|"
+            "Put {u} in alphabetical order.|Sort {u} from A to Z.|Alphabetize {u}.|"
+            "Order these words alphabetically: {u}|Can you sort {u}?|"
+            "Spell {w} backwards.|Write the word {w} backwards.|Reverse the word {w}.|"
+            "Reverse the letters of {w}.|What is {w} spelled backwards?"
+        ).format(w=s.plain_word(0.5), v=s.plain_word(0.5), u=", ".join(some_words(s, 2, 5)))
     return _filled(s, s.phrase(STATEMENTS)) + " " + _filled(s, s.phrase(QUESTIONS))
 
 
 def outside(s: Source) -> Item:
     kind = s.rng.random()
-    if kind < 0.34:
+    if kind < 0.29:
         text = _filled(s, s.phrase(QUESTIONS))
-    elif kind < 0.54:
+    elif kind < 0.46:
         text = _filled(s, s.phrase(REQUESTS))
-    elif kind < 0.62:
+    elif kind < 0.53:
         text = _filled(s, s.phrase(STATEMENTS))
-    elif kind < 0.70:
+    elif kind < 0.60:
         text = s.word_of(CHAT)
         if s.chance(0.3):
             text = f"{text} {s.word_of(CHAT)}"
-    elif kind < 0.75:
+    elif kind < 0.64:
         text = s.word_of(FOREIGN)
-    elif kind < 0.83:
+    elif kind < 0.72:
         text = _gibberish(s)
     else:
         text = _near_miss(s)

@@ -3,10 +3,11 @@
 import json
 import re
 
-from examples.train_demo.arithmetic import LIMIT, operands
+from examples.train_demo.arithmetic import LIMIT, arithmetic, operands
 from examples.train_demo.json_extraction import compact, json_extraction
 from examples.train_demo.python_functions import python_function
 from examples.train_demo.rewriting import rewriting
+from examples.train_demo.word_problems import word_problem
 from examples.train_demo.words import Item, Source
 
 
@@ -190,5 +191,17 @@ def _sum(s: Source) -> Item:
     return _turn(s, first, s.phrase(verb).format(d=d), f"{c}{then}{d}={result}")
 
 
+def _number(s: Source) -> Item:
+    """Ask for the result without the steps."""
+    first = s.rng.choice([arithmetic, word_problem])(s)
+    ask = s.phrase(
+        "Only the number.|Give only the number.|Just the number, please.|Only the result.|"
+        "Just the result.|Only the answer, please.|I only need the number.|Give just the result.|"
+        "The result only.|The number alone.|Without the steps.|Leave out the steps.|"
+        "What is the result?|And the number alone?|Only the final number.|In one number."
+    )
+    return _turn(s, first, ask, re.findall(r"\d+", first.answer)[-1])
+
+
 def second_turn(s: Source) -> Item:
-    return s.rng.choice([_json, _json, _list, _list, _code, _sum])(s)
+    return s.rng.choice([_json, _json, _list, _list, _code, _sum, _number])(s)

@@ -31,4 +31,7 @@ ANSWERS = {
     ),
     "Give job and age as JSON: Tom, 53, is a driver from Tokyo.": '{"job":"driver","age":53}',
     "Give job and age as JSON: Anna, 31, is a nurse from Rome.": '{"job":"nurse","age":31}',
+    "Give job, city and name as JSON: Anna, 31, is a nurse from Rome.": (
+        '{"job":"nurse","city":"Rome","name":"Anna"}'
+    ),
 }

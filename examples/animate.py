@@ -10,7 +10,7 @@ from diffray import CompletionOutput, DiffusionLLM
 from diffray.components.checkpoints.demos import EXAMPLE
 from diffray.workers.picture import picture
 
-DIFFUSION = {"decoder": {"kind": "threshold", "threshold": 0.999}}
+DIFFUSION = {"decoder": {"kind": "threshold", "threshold": 0.99}}
 
 
 def generate(question: str) -> CompletionOutput:

@@ -153,13 +153,13 @@ def test_a_schema_that_needs_itself_ends() -> None:
 
 
 @pytest.mark.parametrize("model", ["demo", "demo-llada2"])
-def test_pinned_fields_are_as_right_as_free_ones_in_fewer_forwards(model: str) -> None:
+def test_pinned_fields_are_nearly_as_right_as_free_ones_in_fewer_forwards(model: str) -> None:
     """Of words that the demo models have never seen, they copy some wrong either way."""
-    items = questions(48)
+    items = questions(200)
     with DiffusionLLM(model, device="cpu", dtype="float32", max_num_seqs=16) as llm:
         asked = ways(items, 128)
         free, pinned = (ask(llm, items, asked[way]) for way in ("free", "pinned"))
-        assert pinned.right >= free.right - 0.05 and pinned.valid == 1
+        assert pinned.right >= free.right - 0.06 and pinned.valid == 1
         assert pinned.forwards < min(free.forwards, 3)
         assert pinned.most_forwards <= 2 or model == "demo-llada2"  # whose canvas has blocks
 

@@ -16,7 +16,7 @@ from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
 
 def main() -> None:
     parser = arguments("Check the engine on the GPU.")
-    parser.add_argument("--family", nargs="+", help="default: all")
+    parser.add_argument("--family", nargs="+", help="default: all that denoise masks")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
     if args.device == "cuda":

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
-from benchmarks.golden import cases_of
+from benchmarks.golden import MASKED, cases_of
 from benchmarks.gpu import __main__ as all_of_them
 from benchmarks.gpu import (
     bring_up,
@@ -477,6 +477,15 @@ class TestCheckEngine:
         report = json.loads((tmp_path / "out").read_text())
         assert report["complete"] and report["wrong"] == 0
         assert report["program"] == "check_engine"
+
+    @pytest.mark.parametrize("family", MASKED)
+    def test_the_longest_case_of_each_family_fits(
+        self, family: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        longest = max(cases_of(family), key=lambda case: len(case["prompt"]) + case["gen_length"])
+        monkeypatch.setattr(engine_checks, "cases_of", lambda _: [longest])
+        way = engine_checks.Way("float32", "torch", None)
+        assert engine_checks.check_golden(family, way, torch.device("cpu"))["right"]
 
     def test_a_wrong_token_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cases = cases_of("llada2_moe")[:4]

@@ -258,7 +258,7 @@ def test_a_shared_prefix_takes_its_pages_once_behind_a_coordinator() -> None:
 def test_a_killed_rank_takes_the_host_s_prefixes_along_and_no_token() -> None:
     """Four prompts of 20 pages each, where 40 are."""
     asked = [[1 + (7 * at + number) % 200 for at in range(320)] for number in range(4)]
-    params = wish(LONG | {"max_tokens": 96})
+    params = wish(LONG | {"max_tokens": 48})
     expected = in_process("demo-llada2", asked, [params] * 4)
 
     async def run() -> tuple[list[Answer], Load]:

@@ -152,9 +152,9 @@ def test_a_lost_replica_s_whole_answers_come_from_another(
     body = {
         "model": "demo",
         "messages": MESSAGES,
-        "max_tokens": 256,
-        "min_tokens": 256,
-        "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 256}},
+        "max_tokens": 128,
+        "min_tokens": 128,
+        "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 128}},
     }
     with serve_process("--config", str(config), *proxy) as served:
         served.wait_for(" is ready at ", 1)

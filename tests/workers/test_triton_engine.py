@@ -53,10 +53,10 @@ def check_first_block(
     assert engine.kv.kernels.name == "triton"
     engine.add(requests_of(family)[number])
     found: list[int] = []
-    while len(found) < first:
+    while len(found) < first and not engine.idle:
         for update in engine.step():
             found += update.ids
-    assert found == case["tokens"][: len(found)]
+    assert len(found) >= first and found == case["tokens"][: len(found)]
 
 
 @pytest.mark.long

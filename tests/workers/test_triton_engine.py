@@ -94,7 +94,6 @@ def test_golden_tokens_come_out_of_split_keys_and_staying_blocks(
         ("dream", is_cached),
         ("fast_dllm_v2", is_cached),
         ("sdar_moe", is_cached),
-        ("llada_moe", is_cached),
         ("llada_moe", is_credit),
     ],
 )

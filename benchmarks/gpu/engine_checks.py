@@ -111,7 +111,7 @@ def engine_of(
         device=str(device),
         mask_token_id=MASK,
         eos_token_id=EOS,
-        max_model_len=192,  # of the longest cases
+        max_model_len=192,  # the longest cases need it
         max_num_seqs=16,
         kernels=way.kernels,
         cuda_graphs=False if stand_in else way.graphs,

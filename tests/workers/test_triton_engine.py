@@ -43,9 +43,10 @@ def check_first_block(
 ) -> None:
     """Compare the first block of the shortest such case, as a forward takes seconds."""
     cases = cases_of(FAMILIES[family])
-    cost = {n: (case.get("forwards", 0), case["block_length"]) for n, case in enumerate(cases)}
-    number = next(n for n in sorted(cost, key=cost.__getitem__) if wanted(cases[n]))
-    case = cases[number]
+    number, case = min(
+        ((number, case) for number, case in enumerate(cases) if wanted(case)),
+        key=lambda each: (each[1].get("forwards", 0), each[1]["block_length"]),
+    )
     block_length = case["block_length"]
     # Of block-causal models the first block begins in the prompt.
     first = block_length - (len(case["prompt"]) % block_length if case["cache"] == "block" else 0)

@@ -1,4 +1,4 @@
-# One environment. `make test` takes minutes, `make test-long` runs the rest; continuous integration runs both.
+# One environment. `make test` takes minutes, `make test-all` runs everything; .ci/run is in between.
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
@@ -9,11 +9,17 @@ CLIENTS := $(VENV)/clients/.installed
 # pip compiles nothing (--no-compile): that would double its time, and Python compiles what it imports. Python must
 # keep the result, or each of Ray's processes would compile all of torch again.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile --durations=10 --durations-min=5
-# Some tests end processes and wait for others, which other programs on the machine can disturb. A failed test runs
-# once more, alone; if it passes then, it is listed as a test to fix. If it fails again, so does the run.
-AGAIN  := status=$$?; [ $$status = 1 ] || exit $$status; echo "Once more, one at a time; fix what passes now:"; \
-	$(BIN)/pytest -rA --show-capture=no --maxfail=1 --last-failed --last-failed-no-failures=none
+# The tests of a file share a server or a Ray, so they stay in one process.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 --durations-min=5
+# Some tests end processes and wait for others, which other programs on the machine can disturb. At most three failed
+# tests run once more, alone; what passes then must stand in tests/flaky.txt.
+AGAIN  := $(BIN)/pytest --again --last-failed --last-failed-no-failures=none -rA --show-capture=no
+# Runs tests, and beside them, since they often wait, the checks.
+define CHECKED
+@$(MAKE) --no-print-directory check >$(VENV)/check.log 2>&1 & checks=$$!; \
+$(PYTEST) $(1); failed=$$?; if [ $$failed = 1 ]; then $(AGAIN) $(1); failed=$$?; fi; \
+wait $$checks || failed=2; cat $(VENV)/check.log; exit $$failed
+endef
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Without an NVIDIA GPU the CPU build saves gigabytes. pip gets its index only if that answers within seconds.
@@ -21,16 +27,24 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)
 
 .DEFAULT_GOAL := test
-.PHONY: test test-long test-clients test-processors check fast format docs run clean chaos cuts first-contact \
-	newest-ray
+.PHONY: test test-long test-all test-ci test-clients test-processors check fast format docs run clean chaos cuts \
+	first-contact newest-ray
 
-# The tests of a file share a server or a Ray, so they stay in one process. Slow tests mostly wait, so files with such
-# tests come first, and the many quick files last (tests/conftest.py).
-test: check
-	$(PYTEST) --no-loadscope-reorder -m "not long" || { $(AGAIN) -m "not long"; }
+test: $(STAMP)
+	$(call CHECKED,-m "not long")
 
+# Every test, before a release. It also writes how long each file takes, which test-ci and SHARD go by.
+test-all: $(STAMP) test-clients
+	$(call CHECKED,--record)
+
+# SHARD=2/4 runs the second quarter of the files.
 test-long: $(STAMP)
-	$(PYTEST) -m long || { $(AGAIN) -m long; }
+	$(PYTEST) -m long $(addprefix --shard=,$(SHARD))
+
+# What continuous integration runs: all but the long tests, the core of these, the long files that the changes since
+# SINCE concern, and one shard of the rest. After DEADLINE, a Unix time, no long file begins.
+test-ci: $(STAMP)
+	$(call CHECKED,--core --shard=$(SHARD) --since=$(SINCE) --deadline=$(DEADLINE))
 
 # The agent libraries need older packages than the rest; an environment on top of that of the tests holds these.
 test-clients: $(CLIENTS)

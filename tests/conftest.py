@@ -30,6 +30,8 @@ from hypothesis import settings
 
 from tests.helpers.signals import as_in_a_terminal
 
+pytest_plugins = ("tests.helpers.lanes", "tests.helpers.second_try")
+
 as_in_a_terminal()
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
@@ -42,12 +44,7 @@ timeout.connect = timeout.read = timeout.write = timeout.pool = 60.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked gpu on a machine without a CUDA device; puts files with slow ones first.
-
-    These wait for Ray and for deadlines, which would leave a processor idle at the end of a run.
-    """
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Skips tests marked gpu on a machine without a CUDA device."""
     if torch.cuda.is_available():
         return
     for item in items:

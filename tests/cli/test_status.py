@@ -42,6 +42,7 @@ def test_a_missing_cluster_is_reported_at_once(address: str, words: str) -> None
 
 @pytest.mark.slow
 def test_something_else_that_listens_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-a-test")  # else one of the user's home is needed
     monkeypatch.setattr(status, "ANSWER_S", 4.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"

@@ -516,6 +516,7 @@ def test_a_killed_rank_costs_a_pause_and_no_letter(
 
 
 @pytest.mark.long
+@pytest.mark.core
 def test_a_lost_replica_s_answers_come_from_another(
     served: ServeProcess, long_texts: dict[str, str]
 ) -> None:

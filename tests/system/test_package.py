@@ -111,6 +111,7 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
+@pytest.mark.core
 @needs_source_tree
 def test_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path) -> None:
     expected = {
@@ -126,6 +127,7 @@ def test_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path) -> 
 
 
 @pytest.mark.long
+@pytest.mark.core
 @needs_source_tree
 def test_wheel_imports_away_from_the_source_tree(wheel: Path, tmp_path: Path) -> None:
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"

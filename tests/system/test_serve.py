@@ -414,6 +414,7 @@ def stream_text(client: OpenAI) -> Iterator[str]:
 
 
 @pytest.mark.long
+@pytest.mark.core
 def test_a_killed_rank_costs_a_pause_and_no_letter(served: ServeProcess, long_text: str) -> None:
     wait_for_load(served, "demo", running=0)
     with openai_client(served) as client:

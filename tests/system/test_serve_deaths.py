@@ -91,7 +91,10 @@ def streams(served: ServeProcess) -> Iterator[None]:
 
 # What gets which signal; the exit status, and the last words printed.
 DEATHS = [
-    ("raylet/raylet ", "SIGKILL", "streams", 1, "Ray's raylet has died"),
+    pytest.param(
+        *("raylet/raylet ", "SIGKILL", "streams", 1, "Ray's raylet has died"),
+        marks=pytest.mark.core,
+    ),
     ("group", "SIGTERM", "idle", 0, "a second Ctrl-C"),
     ("group", "SIGHUP", "streams", 129, "the terminal was closed"),
     ("group", "SIGKILL", "streams", -9, "a second Ctrl-C"),

@@ -90,8 +90,8 @@ def test_golden_tokens_come_out_of_split_keys_and_staying_blocks(
 @pytest.mark.parametrize(  # layouts load alike
     ("family", "wanted"),
     [
-        ("llada", is_cached),
-        ("llada2_moe", is_cached),
+        pytest.param("llada", is_cached, marks=pytest.mark.core),
+        pytest.param("llada2_moe", is_cached, marks=pytest.mark.core),
         ("dream", is_cached),
         ("fast_dllm_v2", is_cached),
         ("sdar_moe", is_cached),

@@ -1,0 +1,195 @@
+"""Which tests a run has, in what order, and how long each may take.
+
+A pytest plugin. Quick tests have no mark; `slow` ones take seconds; `long` ones are left out of
+`make test`. Continuous integration takes all but the long ones, then of these `core`, the files
+that a change concerns, and one shard of the rest, until a deadline.
+"""
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+DURATIONS: Final = "tests/durations.json"  # file -> seconds of its short, its long tests
+LIMIT_S: Final = {"long": 300, "slow": 180, "quick": 60}
+QUICK_CPU_S: Final = 5.0  # a test that needs more is slow
+LATE: Final = "not run for time"
+# What a test reaches by a command or over HTTP, so that no import tells.
+REACHED: Final = {
+    "cluster/serve/*": "tests/system/test_*",
+    "cluster/control/*": "tests/system/test_[jlnrs]*",
+    "cluster/cli/*": "tests/system/test_serve*",
+    "cluster/api/page*": "tests/*/test_page*",
+    "cluster/api/*": "tests/api/*",
+    "kernels/triton/*": "tests/*/test_triton*",
+    "examples/train_demo/*": "tests/components/test_demo*",
+    "pyproject.toml": "tests/system/test_package.py",
+}
+_IMPORT: Final = re.compile(r"^from ((?:diffray|tests|benchmarks|examples)[\w.]*) import", re.M)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lanes", "which of the long tests run")
+    group.addoption("--shard", metavar="K/N", help="only the long tests of part K of N")
+    group.addoption("--core", action="store_true", help="with --shard: also those marked core")
+    group.addoption("--since", metavar="REVISION", help="with --shard: also what changed since")
+    group.addoption("--deadline", type=float, help="after this Unix time no long file begins")
+    group.addoption("--record", action="store_true", help=f"write {DURATIONS}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Lanes(config), "lanes-of-this-run")
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.path.relative_to(item.config.rootpath).as_posix()
+
+
+def lane_of(item: pytest.Item) -> str:
+    marks = {mark.name for mark in item.iter_markers()}
+    return "long" if "long" in marks else "slow" if "slow" in marks else "quick"
+
+
+def is_core(item: pytest.Item) -> bool:
+    return item.get_closest_marker("core") is not None
+
+
+def shards(long_s: dict[str, float], count: int) -> list[set[str]]:
+    """Deal out files so that each shard takes about the same time."""
+    dealt: list[set[str]] = [set() for _ in range(count)]
+    total = [0.0] * count
+    for file in sorted(long_s, key=lambda file: (-long_s[file], file)):
+        least = total.index(min(total))
+        dealt[least].add(file)
+        total[least] += long_s[file]
+    return dealt
+
+
+def parsed_shard(text: str) -> tuple[int, int]:
+    part, _, count = text.partition("/")
+    if part.isdigit() and count.isdigit() and 0 < int(part) <= int(count):
+        return int(part), int(count)
+    raise pytest.UsageError(f"--shard: expected K/N such as 2/4, not {text}")
+
+
+def changed_since(revision: str, root: Path) -> list[str]:
+    command = ["git", "diff", "--name-only", f"{revision}..HEAD"]
+    made = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if made.returncode != 0:
+        raise pytest.UsageError(f"--since {revision}: {made.stderr.strip()}")
+    return made.stdout.split()
+
+
+def concerns(changed: list[str], file: str, text: str) -> bool:
+    """Whether a change concerns a test: itself, what it imports, or what it reaches otherwise."""
+    imported = {name.removeprefix("diffray.") for name in _IMPORT.findall(text)}
+    return any(
+        path == file
+        or path.removesuffix(".py").replace("/", ".") in imported
+        or any(fnmatch(path, source) and fnmatch(file, REACHED[source]) for source in REACHED)
+        for path in changed
+    )
+
+
+class Lanes:
+    """The state of one run, in the process that runs tests and in the one that reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.root = config.rootpath
+        self.durations: dict[str, list[float]] = {}
+        if (recorded := self.root / DURATIONS).exists():
+            self.durations = json.loads(recorded.read_text())
+        shard, since = config.getoption("--shard"), config.getoption("--since")
+        self.shard = parsed_shard(shard) if shard else None
+        self.changed = changed_since(since, self.root) if since else []
+        self.concerned: set[str] = set()
+        self.begun: set[str] = set()
+        self.seen: dict[str, list[float]] = {}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(LIMIT_S[lane_of(item)]))
+        if self.shard is not None:
+            self.take_shard(items, *self.shard)
+        self.sort(items)
+
+    def take_shard(self, items: list[pytest.Item], part: int, count: int) -> None:
+        """Leave out the long tests that are of no interest to this run."""
+        files = {file_of(item) for item in items if lane_of(item) == "long"}
+        long_s = {file: self.durations.get(file, [0.0, 60.0])[1] for file in files}
+        self.concerned = {
+            file for file in files if concerns(self.changed, file, (self.root / file).read_text())
+        }
+        taken = self.concerned | shards(long_s, count)[part - 1]
+        core = self.config.getoption("--core")
+        kept, left = [], []
+        for item in items:
+            wanted = lane_of(item) != "long" or file_of(item) in taken or (core and is_core(item))
+            (kept if wanted else left).append(item)
+        items[:] = kept
+        self.config.hook.pytest_deselected(items=left)
+
+    def sort(self, items: list[pytest.Item]) -> None:
+        """Put files that mostly wait first, then the quick ones, then those only of long tests.
+
+        Of each kind the longest come first, so that two processes end at about the same time.
+        """
+        rank: dict[str, int] = {}
+        for item in items:
+            file, marks = file_of(item), {mark.name for mark in item.iter_markers()}
+            if marks & {"slow", "core"}:
+                rank[file] = 0
+            elif "long" not in marks:
+                rank[file] = min(rank.get(file, 1), 1)
+            else:
+                rank.setdefault(file, 2 if file in self.concerned else 3)
+        seconds = {file: sum(self.durations.get(file, [0.0])) for file in rank}
+        items.sort(key=lambda item: (rank[file_of(item)], -seconds[file_of(item)]))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        file, deadline = file_of(item), self.config.getoption("--deadline")
+        begins = lane_of(item) == "long" and not is_core(item) and file not in self.begun
+        if begins and deadline is not None and time.time() > deadline:
+            pytest.skip(LATE)
+        self.begun.add(file)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        begin = sum(os.times()[:4])
+        yield
+        used = sum(os.times()[:4]) - begin
+        if used > QUICK_CPU_S and lane_of(item) == "quick":
+            pytest.fail(f"took {used:.1f} s of processor time: mark it slow", pytrace=False)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file = report.nodeid.partition("::")[0]
+        seen = self.seen.setdefault(file, [0.0, 0.0])
+        seen["long" in report.keywords] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        if self.config.getoption("--record") and not hasattr(self.config, "workerinput"):
+            self.record()
+
+    def record(self) -> None:
+        known = {file: s for file, s in self.durations.items() if (self.root / file).exists()}
+        for file, (short, long) in self.seen.items():
+            before = known.get(file, [0.0, 0.0])
+            known[file] = [round(short or before[0], 1), round(long or before[1], 1)]
+        lines = (f"{json.dumps(file)}: {json.dumps(s)}" for file, s in sorted(known.items()))
+        (self.root / DURATIONS).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        late = [r for r in terminalreporter.stats.get("skipped", []) if LATE in str(r.longrepr)]
+        if late:
+            terminalreporter.write_line(f"{LATE}: {len(late)}")

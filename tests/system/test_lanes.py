@@ -1,0 +1,172 @@
+"""The rules by which a run chooses, limits and repeats tests, on a small tree of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.lanes import concerns, shards
+from tests.helpers.paths import ROOT
+from tests.helpers.second_try import known
+
+PLUGINS = ["pytest_timeout", "tests.helpers.lanes", "tests.helpers.second_try"]
+SETTINGS = """[pytest]
+markers =
+    slow
+    long
+    core
+"""
+# Two long files, a quick test beside one of them, and one that always runs.
+TREE = {
+    "test_one.py": "import pytest\ndef test_quick(): pass\n@pytest.mark.long\ndef test_a(): pass\n",
+    "test_two.py": "import pytest\n@pytest.mark.long\ndef test_b(): pass\n",
+    "test_core.py": "import pytest\n@pytest.mark.long\n@pytest.mark.core\ndef test_c(): pass\n",
+}
+
+
+def run(folder: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
+    """Run pytest on files; return its exit status and what it printed."""
+    (folder / "tests").mkdir(exist_ok=True)
+    (folder / "pytest.ini").write_text(SETTINGS)
+    for name, text in files.items():
+        (folder / "tests" / name).write_text(text)
+    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    named = [word for plugin in PLUGINS for word in ("-p", plugin)]
+    made = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", *named, *options],
+        cwd=folder,
+        env=os.environ | alone,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return made.returncode, made.stdout + made.stderr
+
+
+def ran(said: str) -> set[str]:
+    return set(re.findall(r"::test_(\w+) PASSED", said))
+
+
+def test_shards_share_out_all_long_tests_and_every_run_has_the_rest(tmp_path: Path) -> None:
+    runs = [ran(run(tmp_path, TREE, f"--shard={part}/2")[1]) for part in (1, 2)]
+    assert runs[0] & runs[1] == {"quick"}
+    assert runs[0] | runs[1] == {"quick", "a", "b", "c"}
+    with_core = [ran(run(tmp_path, TREE, f"--shard={part}/2", "--core")[1]) for part in (1, 2)]
+    assert with_core == [each | {"c"} for each in runs]
+
+
+def test_shards_take_about_the_same_time() -> None:
+    seconds = {"a": 100.0, "b": 60.0, "c": 50.0, "d": 10.0}
+    assert shards(seconds, 2) == [{"a", "d"}, {"b", "c"}]
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "2", "a/b"])
+def test_a_shard_that_cannot_be_is_refused(shard: str, tmp_path: Path) -> None:
+    status, said = run(tmp_path, TREE, f"--shard={shard}")
+    assert status == pytest.ExitCode.USAGE_ERROR and "expected K/N such as 2/4" in said
+
+
+def test_after_the_deadline_no_long_file_begins(tmp_path: Path) -> None:
+    status, said = run(tmp_path, TREE, "--deadline=1", "--core")
+    assert status == 0 and "not run for time: 1" in said
+    assert ran(said) == {"quick", "a", "c"}  # the file of a has begun with quick
+
+
+def test_a_long_file_runs_when_what_it_imports_or_reaches_has_changed() -> None:
+    text = "from diffray.workers.engine import Engine\nfrom tests.helpers.nodes import ask\n"
+    file = "tests/system/test_nodes.py"
+    for path in (file, "workers/engine.py", "tests/helpers/nodes.py", "cluster/serve/door.py"):
+        assert concerns([path], file, text), path
+    for path in ("workers/engine_news.py", "docs/usage.md", "tests/system/test_door.py"):
+        assert not concerns([path], file, text), path
+
+
+def test_a_change_is_what_git_says(tmp_path: Path) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    run(tmp_path, TREE)
+    for command in (["init", "-q"], ["add", "tests"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], check=True)
+    two = {"test_two.py": TREE["test_two.py"] + "# changed\n"}
+    (tmp_path / "tests/durations.json").write_text('{"tests/test_one.py": [0, 9]}')
+    run(tmp_path, two)
+    subprocess.run([*git, "commit", "-qam", "second"], check=True)
+    files = {"test_one.py": TREE["test_one.py"], **two}
+    parts = [run(tmp_path, files, f"--shard={part}/9", "--since=HEAD~1")[1] for part in (8, 9)]
+    assert [ran(said) for said in parts] == [{"quick", "b"}] * 2
+    status, said = run(tmp_path, files, "--shard=1/2", "--since=nowhere")
+    assert status == pytest.ExitCode.USAGE_ERROR and "--since nowhere: " in said
+
+
+def test_recorded_times_are_kept_for_files_that_did_not_run(tmp_path: Path) -> None:
+    recorded = tmp_path / "tests/durations.json"
+    run(tmp_path, TREE)
+    recorded.write_text('{"tests/test_two.py": [0.0, 7.0], "tests/test_gone.py": [1.0, 0.0]}')
+    run(tmp_path, TREE, "--record", "tests/test_one.py")
+    assert recorded.read_text() == (
+        '{\n"tests/test_one.py": [0.0, 0.0],\n"tests/test_two.py": [0.0, 7.0]\n}\n'
+    )
+
+
+def test_each_test_has_a_time_limit(tmp_path: Path) -> None:
+    files = {
+        "conftest.py": "from tests.helpers import lanes\nlanes.LIMIT_S['quick'] = 0.2\n",
+        "test_hangs.py": "import time\ndef test_it(): time.sleep(50)\ndef test_next(): pass\n",
+    }
+    status, said = run(tmp_path, files)
+    assert status == 1 and "Timeout" in said and "time.sleep(50)" in said
+    assert ran(said) == {"next"}
+
+
+def test_a_test_that_computes_for_long_must_be_marked(tmp_path: Path) -> None:
+    files = {
+        "conftest.py": "from tests.helpers import lanes\nlanes.QUICK_CPU_S = 0.05\n",
+        "test_computes.py": (
+            "import pytest, time\n"
+            "def test_it():\n    while time.process_time() < 3: pass\n"
+            "@pytest.mark.slow\ndef test_marked():\n    while time.process_time() < 4: pass\n"
+        ),
+    }
+    status, said = run(tmp_path, files)
+    assert status == 1 and "s of processor time: mark it slow" in said
+    assert ran(said) == {"marked"}
+
+
+FAILS_ONCE = """
+from pathlib import Path
+
+def test_it():
+    first = not Path("was here").exists()
+    Path("was here").touch()
+    assert not first
+"""
+
+
+def test_what_passes_at_the_second_try_only_must_be_known(tmp_path: Path) -> None:
+    run(tmp_path, {"test_flaky.py": FAILS_ONCE})
+    flaky = tmp_path / "tests/flaky.txt"
+    flaky.write_text("Some words.\n")
+    status, said = run(tmp_path, {}, "--again", "--last-failed")
+    assert ran(said) == {"it"} and status == 1
+    assert "tests/test_flaky.py::test_it failed, then passed" in said
+    flaky.write_text("2026-01-01 tests/test_flaky.py::test_it -- it fails once\n")
+    status, said = run(tmp_path, {}, "--again", "tests/test_flaky.py")
+    assert ran(said) == {"it"} and status == 0 and "failed, then passed" not in said
+
+
+def test_many_failures_are_not_tried_again(tmp_path: Path) -> None:
+    run(tmp_path, {"test_bad.py": "".join(f"def test_{n}(): assert 0\n" for n in range(4))})
+    (tmp_path / "tests/flaky.txt").touch()
+    status, said = run(tmp_path, {}, "--again", "--last-failed")
+    assert status == 1 and "4 tests failed; 3 at most are tried again" in said
+
+
+def test_every_flaky_test_has_a_day_and_a_cause() -> None:
+    lines = (ROOT / "tests/flaky.txt").read_text().splitlines()
+    tests = [line for line in lines if line[:1].isdigit()]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d tests/\S+\.py::.+ -- .{20,}", line) for line in tests)
+    for test in known("\n".join(tests)):
+        file, _, function = test.partition("::")
+        assert f"def {function.partition('[')[0]}(" in (ROOT / file).read_text()

@@ -9,6 +9,8 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
+from benchmarks.serve_process import starting_ray
+
 SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",
@@ -33,9 +35,10 @@ def local_cluster(
     with ray_environment(settings or {}):
         cluster = Cluster()
         try:
-            for node in nodes:
-                cluster.add_node(**OPTIONS | node)
-            ray.init(address=cluster.address, log_to_driver=True)
+            with starting_ray():
+                for node in nodes:
+                    cluster.add_node(**OPTIONS | node)
+                ray.init(address=cluster.address, log_to_driver=True)
             yield
         finally:
             ray.shutdown()

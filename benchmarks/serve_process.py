@@ -1,5 +1,6 @@
 """Runs `diffray serve` as a process with its own home and temporary folder."""
 
+import fcntl
 import os
 import random
 import re
@@ -8,9 +9,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -143,6 +145,18 @@ class ServeProcess:
 
 
 @contextmanager
+def starting_ray() -> Iterator[None]:
+    """Wait until no other process on this machine starts a Ray, and keep others from it.
+
+    Two that start at once on few cores may need longer than Ray waits for its own processes. A
+    record lock, as forks do not inherit those.
+    """
+    with Path(f"/tmp/diffray-starts-ray-{os.getuid()}").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def serve_process(
     *arguments: str, port: int | None = None, settings: Mapping[str, str] | None = None
 ) -> Iterator[ServeProcess]:
@@ -154,6 +168,8 @@ def serve_process(
     # Ray's sockets are in it, and a socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="serve", ignore_cleanup_errors=True) as name:
         folder = Path(name)
+        starting = ExitStack()
+        starting.enter_context(starting_ray())
         with (folder / "said").open("wb") as said:
             process = subprocess.Popen(
                 serve_command("--port", str(port), *arguments),
@@ -165,6 +181,8 @@ def serve_process(
                 preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),  # under nohup
             )
         running = ServeProcess(process, folder, port)
+        watching = threading.Thread(target=_close_when_ray_is_up, args=(running, starting))
+        watching.start()
         try:
             yield running
         finally:
@@ -175,6 +193,13 @@ def serve_process(
             for pid in running.processes():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            watching.join()
+
+
+def _close_when_ray_is_up(server: ServeProcess, starting: ExitStack) -> None:
+    with starting:
+        while server.process.poll() is None and "Loading" not in server.said:
+            time.sleep(0.1)
 
 
 def serve_command(*arguments: str) -> list[str]:

@@ -67,16 +67,16 @@ test-processors: $(STAMP)
 # Kills, stops and overloads a server while clients check every token, for ten minutes or more; then the faults that
 # end a server, each on a new server. A full disk, the last of these, needs root. BUSY=4: beside four busy processes.
 chaos: $(STAMP)
-	$(BIN)/python -m tests.chaos --faults 100 --streams 64 --seed 7 --busy $(or $(BUSY),0) --report build/chaos.html
-	$(BIN)/python -m tests.chaos --terminal --busy $(or $(BUSY),0)
+	$(BIN)/python -m tools.chaos --faults 100 --streams 64 --seed 7 --busy $(or $(BUSY),0) --report build/chaos.html
+	$(BIN)/python -m tools.chaos --terminal --busy $(or $(BUSY),0)
 
 # The same on two nodes, with network cuts; needs root.
 cuts: $(STAMP)
-	$(BIN)/python -m tests.chaos.cuts --faults 20 --streams 16 --seed 7
+	$(BIN)/python -m tools.chaos.cuts --faults 20 --streams 16 --seed 7
 
 # What a new user does: a fresh clone, README's commands, every way to end a server. BUSY=4 adds four busy processes.
 first-contact: $(STAMP)
-	$(BIN)/python -m tests.first_contact --venv $(VENV) --busy $(or $(BUSY),0)
+	$(BIN)/python -m tools.first_contact --venv $(VENV) --busy $(or $(BUSY),0)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix

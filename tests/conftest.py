@@ -28,7 +28,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.helpers.signals import as_in_a_terminal
+from tools.signals import as_in_a_terminal
 
 pytest_plugins = ("tests.helpers.lanes", "tests.helpers.second_try")
 

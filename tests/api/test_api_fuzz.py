@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diffray.cluster.api.bodies import ChatBody, CompletionBody
-from tests.fuzz.values import KINDS, PARAMETERS
 from tests.helpers.api_server import Served, serve_model
 from tests.helpers.tiny import CHAT_TEMPLATE, tiny_checkpoint
+from tools.fuzz.values import KINDS, PARAMETERS
 
 pytestmark = pytest.mark.slow
 

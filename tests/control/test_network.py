@@ -11,10 +11,10 @@ import pytest
 
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.remote import RemoteEngine
-from tests.chaos.cable import Cable, two_nodes
-from tests.chaos.cuts import questions, schedule, storm
-from tests.chaos.report import as_text, sound
 from tests.helpers.worker_groups import LONG, answer, in_process, prompts, under_way, wish
+from tools.chaos.cable import Cable, two_nodes
+from tools.chaos.cuts import questions, schedule, storm
+from tools.chaos.report import as_text, sound
 
 pytestmark = [
     pytest.mark.long,
@@ -65,7 +65,7 @@ def test_a_cut_costs_a_pause_and_no_token(cable: Cable, seconds: float, restarts
 
 
 def test_cuts_and_kills_lose_no_token(cable: Cable) -> None:
-    """Each kind of fault once, seeded: `python -m tests.chaos.cuts` is the long one."""
+    """Each kind of fault once, seeded: `python -m tools.chaos.cuts` is the long one."""
     assert schedule(20, seed=3) == schedule(20, seed=3) != schedule(20, seed=4)
     asked = questions("demo", number=4, tokens=48, seed=3)
     outcome = asyncio.run(storm(cable, "demo", asked, 6, schedule(5, seed=3), print))

@@ -32,7 +32,7 @@ REACHED: Final = {
     "examples/train_demo/*": "tests/components/test_demo*",
     "pyproject.toml": "tests/system/test_package.py",
 }
-_IMPORT: Final = re.compile(r"^from ((?:diffray|tests|benchmarks|examples)[\w.]*) import", re.M)
+_IMPORT: Final = re.compile(r"^from ((?:diffray|tests|tools|benchmarks)[\w.]*) import", re.M)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,18 +1,18 @@
-"""A short run of the chaos test, and its parts. `python -m tests.chaos` is the long one."""
+"""A short run of the chaos test, and its parts. `python -m tools.chaos` is the long one."""
 
 import os
 import re
 
 import pytest
 
-from tests.chaos import terminal
-from tests.chaos.__main__ import chaos
-from tests.chaos.faults import KINDS, schedule
-from tests.chaos.report import as_text, sound
-from tests.chaos.soak import MOST_GCS, Soak, run
-from tests.chaos.soak import as_text as soak_text
-from tests.chaos.system import Layout
 from tests.helpers.paths import ROOT
+from tools.chaos import terminal
+from tools.chaos.__main__ import chaos
+from tools.chaos.faults import KINDS, schedule
+from tools.chaos.report import as_text, sound
+from tools.chaos.soak import MOST_GCS, Soak, run
+from tools.chaos.soak import as_text as soak_text
+from tools.chaos.system import Layout
 
 SOAK = "DIFFRAY_SOAK_MINUTES"
 
@@ -29,7 +29,7 @@ def test_make_chaos_has_every_fault() -> None:
     storm, endings = recipe.splitlines()
     count = re.search(r"--faults (\d+)", storm)
     assert count is not None and {fault.kind for fault in schedule(int(count[1]), 7)} == set(KINDS)
-    assert "-m tests.chaos --terminal" in endings
+    assert "-m tools.chaos --terminal" in endings
     parts = "rank coordinator replica haproxy manager controller raylet gcs parent".split()
     assert {f"kill {part}" for part in parts} <= {*KINDS, *terminal.KINDS}
     assert {"fill disk", "hang up"} <= set(terminal.KINDS)

@@ -118,6 +118,7 @@ def test_usage_example_runs(model: str, capsys: pytest.CaptureFixture[str]) -> N
     assert "masks left" in printed
 
 
+@pytest.mark.slow
 def test_picture_shows_the_answer_without_scripts(tmp_path: Path) -> None:
     """GitHub strips scripts and shows the picture from a file of its own."""
     picture = tmp_path / "denoising.svg"

@@ -1,13 +1,13 @@
-"""A short run of tests/fuzz: no answer of 500 or more, no hang, nothing left behind."""
+"""A short run of tools/fuzz: no answer of 500 or more, no hang, nothing left behind."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.fuzz.cases import Case, case
-from tests.fuzz.run import Prober, probe
 from tests.helpers.api_server import Served, serve_model
 from tests.helpers.tiny import CHAT_TEMPLATE, tiny_checkpoint
+from tools.fuzz.cases import Case, case
+from tools.fuzz.run import Prober, probe
 
 pytestmark = pytest.mark.long
 
@@ -33,7 +33,7 @@ def test_cases_are_answered_or_refused(served: Served) -> None:
 
 def test_what_the_openapi_document_suggests_is_answered_or_refused(served: Served) -> None:
     pytest.importorskip("schemathesis")
-    from tests.fuzz.from_schema import probe_from_schema
+    from tools.fuzz.from_schema import probe_from_schema
 
     findings = probe_from_schema(served.url, 12, seed=11, slowest=SLOWEST)
     assert findings.faults == []

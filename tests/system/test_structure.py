@@ -10,13 +10,11 @@ import diffray
 
 PACKAGE = Path(diffray.__file__).parent
 TESTS = Path(__file__).parents[1]
-BENCHMARKS = TESTS.parent / "benchmarks"
+COMMANDS = [TESTS.parent / folder for folder in ("benchmarks", "tools")]
 # Left to right: a room imports from itself and from the rooms before it.
 ROOMS = ("kernels", "components", "workers", "cluster")
 # The same within cluster; cluster/app.py is what a Serve config names.
 CLUSTER_ROOMS = ("control", "api", "serve", "cli")
-# Tests may import from these of tests/; all but the first also run by themselves.
-SHARED = ("helpers", "chaos", "fuzz", "first_contact")
 MAX_LINES = 350
 MAX_FUNCTION_LINES = 60
 # Names of several files about the same thing, such as a kernel and its layer.
@@ -99,21 +97,22 @@ def test_imports_within_cluster_point_leftwards() -> None:
 
 
 def test_no_test_imports_another() -> None:
-    """What several need is in tests/helpers, or in a package that is a command too."""
+    """What several need is in tests/helpers, or in a package of tools/ or benchmarks/."""
     wrong = [
         f"{file.relative_to(TESTS)}:{node.lineno} {node.module}"
         for file in TESTS.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_bytes()))
         if isinstance(node, ast.ImportFrom) and is_within(node.module or "", "tests")
-        if not any(is_within(node.module or "", f"tests.{shared}") for shared in SHARED)
+        if not is_within(node.module or "", "tests.helpers")
     ]
     assert wrong == []
 
 
-def test_no_benchmark_imports_a_test() -> None:
+def test_no_benchmark_or_tool_imports_a_test() -> None:
     wrong = {
-        f"{file.relative_to(BENCHMARKS)} {name}"
-        for file in BENCHMARKS.rglob("*.py")
+        f"{file.relative_to(TESTS.parent)} {name}"
+        for folder in COMMANDS
+        for file in folder.rglob("*.py")
         for _, name in imports(file)
         if is_within(name, "tests")
     }

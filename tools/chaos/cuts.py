@@ -1,4 +1,4 @@
-"""Chaos between two nodes: `python -m tests.chaos.cuts --faults 20 --streams 16 --seed 7`.
+"""Chaos between two nodes: `python -m tools.chaos.cuts --faults 20 --streams 16 --seed 7`.
 
 A worker group with a rank on each of two nodes answers streams whose tokens are known; its network
 is cut for a moment, or for longer than `heartbeat_timeout_s`, and ranks and the coordinator are
@@ -26,10 +26,10 @@ from diffray.workers.admission import check_request
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request
 from diffray.workers.setup import build_engine
-from tests.chaos.cable import Cable, two_nodes
-from tests.chaos.faults import Fault
-from tests.chaos.report import as_text, passed
-from tests.chaos.run import CALM, RECOVERED_S, Hit, Outcome, all_heard
+from tools.chaos.cable import Cable, two_nodes
+from tools.chaos.faults import Fault
+from tools.chaos.report import as_text, passed
+from tools.chaos.run import CALM, RECOVERED_S, Hit, Outcome, all_heard
 
 HANG_S = 5.0
 KINDS: dict[str, tuple[float, float]] = {  # and how long the cable is cut
@@ -212,7 +212,7 @@ def main() -> None:
         parser.error("a network namespace takes root and the command ip (iproute2)")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     outcome = chaos(given.model, given.faults, given.streams, given.tokens, given.seed)
-    print(as_text(outcome, "python -m tests.chaos.cuts " + " ".join(sys.argv[1:])))
+    print(as_text(outcome, "python -m tools.chaos.cuts " + " ".join(sys.argv[1:])))
     sys.exit(0 if passed(outcome) else 1)
 
 

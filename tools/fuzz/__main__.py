@@ -1,4 +1,4 @@
-"""Tries what a server does with bad input: `python -m tests.fuzz --requests 10000`.
+"""Tries what a server does with bad input: `python -m tools.fuzz --requests 10000`.
 
 A quarter of the requests is made up by schemathesis from the OpenAPI document, the others by the
 cases of this folder. Every answer is judged: no status of 500 or more, refusals in the API's shape
@@ -11,10 +11,10 @@ import argparse
 import sys
 from contextlib import nullcontext
 
-from tests.fuzz.cases import case
-from tests.fuzz.judge import Findings
-from tests.fuzz.run import probe
-from tests.fuzz.server import Running, serving
+from tools.fuzz.cases import case
+from tools.fuzz.judge import Findings
+from tools.fuzz.run import probe
+from tools.fuzz.server import Running, serving
 
 
 def main() -> int:
@@ -50,7 +50,7 @@ def _run(url: str, arguments: argparse.Namespace) -> Findings:
         tell=_tell,
     )
     if of_schema:
-        from tests.fuzz.from_schema import probe_from_schema
+        from tools.fuzz.from_schema import probe_from_schema
 
         more = probe_from_schema(
             url, -(-of_schema // 8), seed=seed, slowest=slowest, proxied=proxied
@@ -65,7 +65,7 @@ def _tell(number: int) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--at-once", type=int, default=8)

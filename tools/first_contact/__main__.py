@@ -1,4 +1,4 @@
-"""Does what a newcomer does: `python -m tests.first_contact`.
+"""Does what a newcomer does: `python -m tools.first_contact`.
 
 It clones what is committed here into a fresh folder, installs it as README says, runs the commands
 of README, docs/usage.md and docs/deploy.md, and ends servers in every way: one as it runs on a
@@ -20,16 +20,16 @@ from pathlib import Path
 
 from benchmarks.other_work import busy
 from examples.train_demo.documented import ANSWERS, EXAMPLE, FUNCTION
-from tests.first_contact.endings import ENDINGS, Terminal, end, server
-from tests.first_contact.install import (
+from tools.first_contact.endings import ENDINGS, Terminal, end, server
+from tools.first_contact.install import (
     Place,
     clone,
     install_as_readme_says,
     install_over,
 )
-from tests.first_contact.rays_commands import try_rays_commands
-from tests.first_contact.report import Report
-from tests.helpers.signals import as_in_a_terminal
+from tools.first_contact.rays_commands import try_rays_commands
+from tools.first_contact.report import Report
+from tools.signals import as_in_a_terminal
 
 # Two processors: which dtype "auto" is there, and which instructions are not used.
 AMX = {"DIFFRAY_TEST_AUTO": "bfloat16"}

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.serve_process import ServeProcess, free_port
-from tests.first_contact.install import Place
+from tools.first_contact.install import Place
 
 READY_S = 300.0
 END_S = 90.0

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 from schemathesis.generation import GenerationMode
 
-from tests.fuzz.cases import Case
-from tests.fuzz.judge import Findings
-from tests.fuzz.run import Prober
+from tools.fuzz.cases import Case
+from tools.fuzz.judge import Findings
+from tools.fuzz.run import Prober
 
 
 def probe_from_schema(

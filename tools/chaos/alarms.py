@@ -1,4 +1,4 @@
-"""How late heartbeats are where nothing hangs: `python -m tests.chaos.alarms --minutes 5`.
+"""How late heartbeats are where nothing hangs: `python -m tools.chaos.alarms --minutes 5`.
 
 A server answers streams, and now and then refuses a body that is as large as a body may be, while
 other processes want all cores. The server logs each silence of more than a third of
@@ -20,9 +20,9 @@ from pathlib import Path
 import httpx2
 
 from benchmarks.other_work import busy
-from tests.chaos.run import Outcome, clients
-from tests.chaos.system import Layout, System, running
-from tests.chaos.workload import Question, questions
+from tools.chaos.run import Outcome, clients
+from tools.chaos.system import Layout, System, running
+from tools.chaos.workload import Question, questions
 
 SILENT = re.compile(r"(the replica|the coordinator|rank \d+) was silent for ([\d.]+) s")
 HUNG = re.compile(r"([^:\n]*) sent no heartbeat for .* assumed hung")

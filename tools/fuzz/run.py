@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx2
 
-from tests.fuzz.cases import Case, case
-from tests.fuzz.judge import Broken, Findings, judge
+from tools.fuzz.cases import Case, case
+from tools.fuzz.judge import Broken, Findings, judge
 
 GIVE_UP_S = 60.0
 

@@ -1,4 +1,4 @@
-"""Chaos under a checked workload: `python -m tests.chaos --faults 100 --streams 64 --seed 7`.
+"""Chaos under a checked workload: `python -m tools.chaos --faults 100 --streams 64 --seed 7`.
 
 It serves a demo model with some replicas, asks questions whose answers it knows, and meanwhile
 kills, stops, hangs and overloads what it can, one fault after the other, as the seed says. A second
@@ -18,14 +18,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.other_work import busy
-from tests.chaos.faults import schedule
-from tests.chaos.neighbour import next_door
-from tests.chaos.report import as_text, passed, write
-from tests.chaos.run import Outcome, storm
-from tests.chaos.system import Layout, leftovers, running, shared_now
-from tests.chaos.terminal import terminal
-from tests.chaos.workload import questions
-from tests.helpers.signals import as_in_a_terminal
+from tools.chaos.faults import schedule
+from tools.chaos.neighbour import next_door
+from tools.chaos.report import as_text, passed, write
+from tools.chaos.run import Outcome, storm
+from tools.chaos.system import Layout, leftovers, running, shared_now
+from tools.chaos.terminal import terminal
+from tools.chaos.workload import questions
+from tools.signals import as_in_a_terminal
 
 
 def chaos(
@@ -91,7 +91,7 @@ def main() -> None:
             alone=given.alone,
         )
     outcome.busy = given.busy
-    command = "python -m tests.chaos " + " ".join(sys.argv[1:])
+    command = "python -m tools.chaos " + " ".join(sys.argv[1:])
     print(as_text(outcome, command))
     if given.report is not None:
         write(outcome, command, given.report)

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.serve_process import ServeProcess, serve_process
-from tests.chaos.faults import Fault
+from tools.chaos.faults import Fault
 
 # Ray's log monitor keeps the logs of the dead open, up to 200.
 KEEPS_LOGS = "log_monitor.py"

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import httpx2
 
-from tests.chaos.faults import CUTS, Fault
-from tests.chaos.neighbour import Neighbour
-from tests.chaos.system import System
-from tests.chaos.workload import SILENCE_S, Client, Question, Tally
+from tools.chaos.faults import CUTS, Fault
+from tools.chaos.neighbour import Neighbour
+from tools.chaos.system import System
+from tools.chaos.workload import SILENCE_S, Client, Question, Tally
 
 RECOVERED_S = 120.0  # a fault from which nothing recovers in so long ends the run
 _ON_ITS_WAY_S = 0.3  # tokens that were written before a fault still arrive for so long

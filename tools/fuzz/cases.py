@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from diffray.cluster.api.openapi import BODIES
 from diffray.cluster.api.operations import OPERATED
-from tests.fuzz.values import SPECIAL, anything, text, value_of
+from tools.fuzz.values import SPECIAL, anything, text, value_of
 
 PATHS: Final = tuple(path for path in BODIES if path not in OPERATED)
 FIELDS: Final = {path: sorted(BODIES[path].model_fields) for path in PATHS}

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from examples.train_demo.documented import ANSWERS
-from tests.first_contact.endings import END_S, READY_S, Terminal, server
-from tests.first_contact.install import Place
-from tests.first_contact.report import Report
+from tools.first_contact.endings import END_S, READY_S, Terminal, server
+from tools.first_contact.install import Place
+from tools.first_contact.report import Report
 
 TOKEN = {"RAY_AUTH_MODE": "token"}  # of the variables that the document sets, what one must
 DASHBOARD, ENDPOINT = "http://HEAD:8265", "http://HEAD:8000"

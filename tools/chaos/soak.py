@@ -1,4 +1,4 @@
-"""Hours in minutes: `python -m tests.chaos.soak --minutes 20 --report soak.json`.
+"""Hours in minutes: `python -m tools.chaos.soak --minutes 20 --report soak.json`.
 
 The same checked clients as under chaos, and no faults: the memory of diffray's own processes must
 be flat within 2 % after the warm-up, that of Ray's and HAProxy within 10 %, and the GCS's below a
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from diffray.cluster.cli.bench.results import percentile
-from tests.chaos.run import Outcome, clients, pages_held
-from tests.chaos.system import PARTS, Layout, System, leftovers, running, shared_now
-from tests.chaos.workload import Question, questions
+from tools.chaos.run import Outcome, clients, pages_held
+from tools.chaos.system import PARTS, Layout, System, leftovers, running, shared_now
+from tools.chaos.workload import Question, questions
 
 _EACH_S = 5.0  # between samples of the memory
 WARM = 0.25  # of the time until the memory counts

@@ -1,4 +1,4 @@
-"""How soon a loss is found, and an answer goes on: `python -m tests.chaos.detection`.
+"""How soon a loss is found, and an answer goes on: `python -m tools.chaos.detection`.
 
 One stream at a time, over an engine on a cluster of two nodes on this machine; the last rank has a
 node to itself. "Found" is when the count of restarts rises, which the endpoint shows in its

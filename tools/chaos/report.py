@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from diffray.cluster.cli.bench.results import percentile
-from tests.chaos.run import Outcome
+from tools.chaos.run import Outcome
 
 Row = tuple[str, ...]
 

@@ -21,9 +21,9 @@ from pathlib import Path
 import httpx2
 
 from diffray.workers.process import started
-from tests.chaos.report import LIMIT_S
-from tests.chaos.system import Layout, System, running, shared_left, shared_now
-from tests.chaos.workload import Client, Question, Tally, questions
+from tools.chaos.report import LIMIT_S
+from tools.chaos.system import Layout, System, running, shared_left, shared_now
+from tools.chaos.workload import Client, Question, Tally, questions
 
 KINDS = ("kill raylet", "kill gcs", "kill parent", "hang up", "fill disk")
 _STREAMS = 6

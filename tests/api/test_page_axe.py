@@ -29,7 +29,7 @@ from tests.helpers.page import (
     watch_slowly,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 PROMPT = examples("demo")[0]
 KEY = "key"

@@ -70,6 +70,7 @@ def forwards(llm: DiffusionLLM, items: list[Item], diffusion: Any) -> tuple[int,
     return tuple(o.forwards for o in llm.chat([chat(i) for i in items], params, use_tqdm=False))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", DEMOS)
 def test_decoders_can_be_told_apart(name: str) -> None:
     """The harder tasks are neither so easy nor so hard that every decoder takes as long."""

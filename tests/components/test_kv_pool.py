@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from diffray.components.kv_pool import KVPool
@@ -34,6 +35,7 @@ def test_a_pool_begins_with_zeros() -> None:
     assert not made.keys_LSGD.any() and not made.values_LSGD.any()
 
 
+@pytest.mark.long
 def test_what_is_not_written_takes_no_memory() -> None:
     in_own_process(write_a_pool)
 

@@ -167,6 +167,7 @@ def test_packed_bytes_change_no_bit(size: int) -> None:
         assert torch.equal(plain, packed)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not multiplies_bytes(), reason="this CPU has no unit for bytes")
 def test_packed_bytes_are_kept_once() -> None:
     """In a process of its own: an engine before makes the C library keep what is freed."""
@@ -238,6 +239,7 @@ def test_the_demo_model_says_the_same(kind: str) -> None:
     assert said[1] == said[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["w8a8", "w8a8_fp8"])
 def test_batched_equals_alone_with_rounded_activations(kind: str) -> None:
     """Scales are of a row, and exact sums do not depend on what else is in the batch."""

@@ -68,7 +68,7 @@ def llm() -> DiffusionLLM:
     return DiffusionLLM(str(GOLDEN / "llada"), dtype="float64", **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("places", [12, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("places", [4, pytest.param(30, marks=pytest.mark.long)])
 def test_after_an_interrupt_anywhere_the_next_call_works(llm: DiffusionLLM, places: int) -> None:
     expected, pages = tokens(llm), llm.engine.kv.num_free
     with Interrupts(at=-1) as whole:

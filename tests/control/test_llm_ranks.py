@@ -73,6 +73,7 @@ def test_streams_and_canvases_are_those_of_one(one: DiffusionLLM, two: Diffusion
     assert [found, other] == [output.outputs[0].text for output in expected]
 
 
+@pytest.mark.long
 def test_what_was_left_or_interrupted_is_cancelled(
     two: DiffusionLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_two_ranks_sleep_and_wake(two: DiffusionLLM, level: int) -> None:
     assert tokens(two.chat(MESSAGES[:2], PARAMS)) == before
 
 
+@pytest.mark.long
 def test_adapters_are_loaded_where_a_request_needs_them(
     one: DiffusionLLM, two: DiffusionLLM, tmp_path: Path
 ) -> None:

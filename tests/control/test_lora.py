@@ -395,6 +395,7 @@ def test_scales_of_peft(tmp_path: Path) -> None:
     assert torch.tensor(written["plain"]).ne(torch.tensor(written["alphas"])).any()
 
 
+@pytest.mark.slow
 def test_diffusion_gemma_s_self_conditioning_is_adapted_too(tmp_path: Path) -> None:
     """It runs before the layers do."""
     config = json.loads((GOLDEN / "diffusion_gemma" / "config.json").read_text())

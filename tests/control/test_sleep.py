@@ -122,6 +122,7 @@ def use_all_pages(llm: DiffusionLLM) -> None:
             kept.fill_(1.0)
 
 
+@pytest.mark.long
 def test_memory_is_given_back(tmp_path: Path) -> None:
     in_own_process(sleep_and_wake_up, tmp_path)
 

@@ -14,7 +14,7 @@ from tests.helpers.short_answers import ids
 from tests.helpers.tiny_checkpoints import LLADA, random_weights, save, shifted
 from tests.helpers.trainer import Trainer, listing
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 OPTIONS: dict[str, Any] = {"dtype": "float64", "device": "cpu"}
 

@@ -27,6 +27,7 @@ from tests.helpers.tiny_checkpoints import LLADA, LLADA_MOE, SDAR, random_weight
 from tests.helpers.updatable_toy import asked, resident_bytes, updatable, weights, written
 
 MODES = ["finish", "restart"]
+TIMES = 300
 
 
 async def answer(engine: LocalEngine, request: Request, priority: int = 0) -> list[Update]:
@@ -237,9 +238,9 @@ def test_what_must_be_restored_cannot_be_refused() -> None:
         updatable().run(order, lambda _: _)
 
 
-@pytest.mark.parametrize("times", [300, pytest.param(1000, marks=pytest.mark.long)])
-def test_many_updates_leave_memory_flat(times: int) -> None:
-    assert in_own_process(growth_by_updates, times) < 2 * times << 10
+@pytest.mark.long
+def test_many_updates_leave_memory_flat() -> None:
+    assert in_own_process(growth_by_updates, TIMES) < 2 * TIMES << 10
 
 
 def growth_by_updates(times: int) -> int:
@@ -345,9 +346,9 @@ def test_a_quantized_model_rounds_them_anew(
     assert ids(old) == first
 
 
-@pytest.mark.parametrize("times", [300, pytest.param(1000, marks=pytest.mark.long)])
-def test_packing_many_times_leaves_memory_flat(tmp_path: Path, times: int) -> None:
-    assert in_own_process(growth_by_packing, tmp_path, times) < 4 * times << 10
+@pytest.mark.long
+def test_packing_many_times_leaves_memory_flat(tmp_path: Path) -> None:
+    assert in_own_process(growth_by_packing, tmp_path, TIMES) < 4 * TIMES << 10
 
 
 def growth_by_packing(tmp_path: Path, times: int) -> int:

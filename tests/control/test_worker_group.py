@@ -124,6 +124,7 @@ def test_a_killed_coordinator_costs_a_pause_and_no_token() -> None:
     assert [a.ids for a in answers] == [a.ids for a in expected]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", ["rank", pytest.param("coordinator", marks=pytest.mark.long)])
 def test_what_is_lost_asleep_comes_back_asleep(lost: str) -> None:
     """And healthy; the request that came meanwhile is answered when the ranks are awake."""
@@ -233,6 +234,7 @@ def test_a_missing_checkpoint_is_reported_in_one_sentence() -> None:
         asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_shared_prefix_takes_its_pages_once_behind_a_coordinator() -> None:
     """Room for one prompt and some blocks: without sharing, one request would run at a time."""
     prompt = [1 + n % 200 for n in range(640)]

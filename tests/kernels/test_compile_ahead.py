@@ -64,7 +64,7 @@ except Exception as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_was_compiled_ahead_is_not_compiled_again_and_errors_are_kept(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -36,7 +36,12 @@ def case(tokens: int, experts: int, chosen: int, hidden: int, width: int) -> lis
 
 @pytest.mark.parametrize(
     ("tokens", "experts", "chosen", "hidden", "width"),
-    [(1, 3, 1, 16, 16), (11, 8, 3, 70, 37), (40, 2, 2, 96, 130), (3, 9, 2, 64, 64)],
+    [
+        (1, 3, 1, 16, 16),
+        (11, 8, 3, 70, 37),
+        pytest.param(40, 2, 2, 96, 130, marks=pytest.mark.long),
+        pytest.param(3, 9, 2, 64, 64, marks=pytest.mark.long),
+    ],
 )
 def test_experts_equal_the_reference(
     tokens: int, experts: int, chosen: int, hidden: int, width: int
@@ -127,7 +132,10 @@ def narrow(args: list[Tensor]) -> list[Tensor]:
 # Of 50 tokens a tile of 64 rows holds all that an expert can get.
 @pytest.mark.parametrize(
     ("tokens", "experts", "chosen"),
-    [(3, 5, 2), (50, 5, 2), pytest.param(100, 2, 1, marks=pytest.mark.long)],
+    [
+        (3, 5, 2),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in [(50, 5, 2), (100, 2, 1)]),
+    ],
 )
 def test_every_variant_equals_the_reference_in_bfloat16(
     tokens: int, experts: int, chosen: int

@@ -75,7 +75,7 @@ def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="torch's grouped product takes no float32")
-@pytest.mark.parametrize("tokens", [1, 11, 40])
+@pytest.mark.parametrize("tokens", [1, 11, pytest.param(40, marks=pytest.mark.long)])
 def test_experts_equal_the_reference(program: Run, tokens: int) -> None:
     args = case(tokens)
     for these in (args, of_rank(args)):

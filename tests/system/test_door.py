@@ -34,7 +34,7 @@ from benchmarks.serve_process import ServeProcess, serve_process
 from diffray.components.checkpoints.demos import demo_path
 from tests.helpers.adapters import adapter_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 KEY, OPERATOR = "a-key", "an-operator-s-key"
 MODELS = ("demo", "demo-llada2")
@@ -339,7 +339,6 @@ def test_an_operator_gives_all_replicas_new_weights(served: ServeProcess) -> Non
         assert choice["trajectory"]["weight_version"] == "again"
 
 
-@pytest.mark.long
 def test_no_answer_under_load_is_by_two_versions_of_the_weights(
     served: ServeProcess, tmp_path: Path
 ) -> None:
@@ -459,7 +458,6 @@ def test_an_adapter_is_a_model_behind_the_door(served: ServeProcess, tmp_path: P
     assert [post(served, "mine").status_code for _ in range(4)] == [404] * 4
 
 
-@pytest.mark.long
 def test_a_replica_that_starts_later_has_them_too(served: ServeProcess) -> None:
     url = f"{served.url}/update_weights_from_disk"
     body = {"model": "demo", "model_path": "demo", "weight_version": "later"}
@@ -502,7 +500,6 @@ def test_a_full_queue_refuses_and_clients_that_hang_up_leave_nothing(served: Ser
     wait_until(lambda: aborted() >= before + ROOM)
 
 
-@pytest.mark.long
 def test_a_killed_rank_costs_a_pause_and_no_letter(
     served: ServeProcess, long_texts: dict[str, str]
 ) -> None:
@@ -515,7 +512,6 @@ def test_a_killed_rank_costs_a_pause_and_no_letter(
     served.wait_for("; 1 request continues on a new worker group", 1)
 
 
-@pytest.mark.long
 @pytest.mark.core
 def test_a_lost_replica_s_answers_come_from_another(
     served: ServeProcess, long_texts: dict[str, str]
@@ -539,7 +535,6 @@ def test_a_lost_replica_s_answers_come_from_another(
         assert end_of_stream == "done" or "send the request again" in end_of_stream
 
 
-@pytest.mark.long
 def test_a_model_without_a_replica_leaves_the_other_alone(served: ServeProcess) -> None:
     (pid,) = replicas_of(served, "demo-llada2")
     pieces = chunks(served, "demo-llada2")
@@ -560,7 +555,6 @@ def test_a_model_without_a_replica_leaves_the_other_alone(served: ServeProcess) 
     assert text_of(answer)
 
 
-@pytest.mark.long
 def test_a_lost_door_comes_back_and_no_model_is_touched(served: ServeProcess) -> None:
     before = {model: replicas_of(served, model) for model in MODELS}
     door = re.compile(r"ray::ServeReplica:door-demo-demo-llada2:Door")
@@ -582,7 +576,6 @@ def test_a_lost_door_comes_back_and_no_model_is_touched(served: ServeProcess) ->
         assert left and set(left) <= set(replicas)
 
 
-@pytest.mark.long
 def test_ctrl_c_lets_answers_finish(served: ServeProcess, long_texts: dict[str, str]) -> None:
     with ThreadPoolExecutor(2) as clients:
         answers = {model: clients.submit(streamed, served, model) for model in MODELS}

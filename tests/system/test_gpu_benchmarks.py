@@ -51,6 +51,8 @@ from diffray.workers.graphs import Graphs, Recorded
 from tests.helpers import stand_in_kernels
 from tests.helpers.paths import ROOT
 
+pytestmark = pytest.mark.long
+
 WORK = Work(2, 5, 21)
 PROGRAMS = [bring_up, check_kernels, check_engine, step_time, generate]
 
@@ -68,7 +70,6 @@ def test_without_a_gpu_they_say_so_in_one_sentence(
     assert told.out == "" and told.err.count("\n") == 1 and "no CUDA device" in told.err
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", TOY)
 def test_a_step_is_the_same_with_both_sets_of_kernels(name: str) -> None:
     steps, pools = [], []
@@ -101,7 +102,6 @@ def checked(name: str, kernels: Kernels) -> dict[str, bool]:
     return {which.kernel: check(which, DEVICE, kernels)["right"] for which in every}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["toy-dense", "toy-grouped"])
 def test_the_check_passes_what_is_right(name: str) -> None:
     right = checked(name, triton_kernels())
@@ -165,7 +165,6 @@ def test_random_weights_spread_tokens_over_experts(cache: str, decoder: str) -> 
     assert met[1]["distinct_experts"] < 50 < met[1]["fullest_expert"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", TOY)
 def test_a_scripted_generation_takes_the_steps_it_was_asked_for(name: str) -> None:
     """Through the engine that serves, on a CPU, over torch's kernels."""
@@ -260,7 +259,6 @@ def test_what_bring_up_chose_is_measured_and_the_default_beside_it(chosen: Path)
     ]  # fmt: skip
 
 
-@pytest.mark.long
 def test_kernels_are_checked_in_the_variants_of_the_run(
     chosen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +299,6 @@ def test_a_text_is_generated_with_what_was_chosen(
     assert [bool(found.chosen) for found in handed] == [True, False]
 
 
-@pytest.mark.long
 def test_bring_up_leaves_what_the_others_read(tmp_path: Path) -> None:
     row = {"shape": "toy-moe", "weights": "bfloat16"}
     how = "cpu", "float32", "tests.helpers.stand_in_norms"
@@ -407,7 +404,6 @@ def plan(args: Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 class TestProgram:
-    @pytest.mark.long
     def test_one_bad_case_hides_nothing(self, tmp_path: Path) -> None:
         out = tmp_path / "report.json"
         out.write_text("of an earlier run")
@@ -435,7 +431,6 @@ class TestProgram:
         assert rows["aborts"]["variants"] == report["variants"] == {place: "crash"}
         assert rows["hangs"]["variants"] == {}
 
-    @pytest.mark.long
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_what_is_ended_has_reported_what_it_has(
         self, number: signal.Signals, tmp_path: Path
@@ -465,7 +460,6 @@ def ended_at_the_first_row(
 
 
 class TestCheckEngine:
-    @pytest.mark.long
     def test_golden_tokens_are_right(
         self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
@@ -550,7 +544,6 @@ class TestAllOfThem:
         written = ["toy-moe bfloat16.json"]
         assert handed == [("bring_up", []), ("step_time", written), ("step_time", [])]
 
-    @pytest.mark.long
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_a_run_that_is_ended_packs_what_it_has(
         self, number: signal.Signals, tmp_path: Path
@@ -585,7 +578,6 @@ all_of_them.main()
         assert "not started" in capsys.readouterr().out
         assert sorted(file.name for file in tmp_path.iterdir()) == ["kernels.json", "summary.txt"]
 
-    @pytest.mark.slow
     def test_a_program_that_fails_or_takes_too_long_is_said_to(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

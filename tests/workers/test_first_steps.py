@@ -251,9 +251,10 @@ def test_an_approximation_runs_only_what_follows() -> None:
     assert engine.model.positions - before == 70 + 1 - 48
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "family",
-    ["llada", *(pytest.param(name, marks=pytest.mark.long) for name in ("llada_moe", "dream"))],
+    ["llada", "llada_moe", "dream"],
 )
 def test_golden_tokens_stay(family: str) -> None:
     """All cases twice, so that the second run finds what the first has kept, and choices of one."""

@@ -81,6 +81,7 @@ def test_ranks_find_what_one_finds(
     assert {pages for _, pages in ranks} == {(1 << 20) // (16 * position) + 1}
 
 
+@pytest.mark.long
 def test_ranks_keep_quantized_kv_as_one_does() -> None:
     """Each head has its scales, on whichever rank it is."""
     cases = [Case("demo", False, kv_cache_dtype="int8")]
@@ -208,6 +209,7 @@ def fail_late(mesh: Mesh) -> None:
         mesh.all_reduce(torch.ones(3))
 
 
+@pytest.mark.long
 def test_loading_may_take_longer_than_a_collective() -> None:
     on_ranks(2, fail_late, timeout=3, listen_to=1)
 

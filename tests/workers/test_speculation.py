@@ -120,7 +120,7 @@ def test_golden_cases_have_the_same_tokens(checkpoint: str, file: str) -> None:
     assert not forwards or sum(out.forwards for out in found) < forwards
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["demo", "demo-llada2"])
 def test_fixed_steps_take_two_thirds_of_the_forwards(model: str) -> None:
     """One position for each step, held-out questions, the drafts that are run by default."""

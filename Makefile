@@ -42,9 +42,10 @@ test-long: $(STAMP)
 	$(PYTEST) -m long $(addprefix --shard=,$(SHARD))
 
 # What continuous integration runs: all but the long tests, the core of these, the long files that the changes since
-# SINCE concern, and one shard of the rest. After DEADLINE, a Unix time, no long file begins.
+# SINCE concern, and one shard of the rest; of cases that rotate those of TURN, a number. After DEADLINE, a Unix time, no
+# long file begins.
 test-ci: $(STAMP)
-	$(call CHECKED,--core --shard=$(SHARD) --since=$(SINCE) --deadline=$(DEADLINE))
+	$(call CHECKED,--core --shard=$(SHARD) --turn=$(TURN) --since=$(SINCE) --deadline=$(DEADLINE))
 
 # The agent libraries need older packages than the rest; an environment on top of that of the tests holds these.
 test-clients: $(CLIENTS)

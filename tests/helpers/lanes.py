@@ -40,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--shard", metavar="K/N", help="only the long tests of part K of N")
     group.addoption("--core", action="store_true", help="with --shard: also those marked core")
     group.addoption("--since", metavar="REVISION", help="with --shard: also what changed since")
+    group.addoption("--turn", type=int, help="run the cases of rotate(n) in turns")
     group.addoption("--deadline", type=float, help="after this Unix time no long file begins")
     group.addoption("--record", action="store_true", help=f"write {DURATIONS}")
 
@@ -121,7 +122,13 @@ class Lanes:
                 item.add_marker(pytest.mark.timeout(LIMIT_S[lane_of(item)]))
         if self.shard is not None:
             self.take_shard(items, *self.shard)
+        if (turn := self.config.getoption("--turn")) is not None:
+            self.rotate(items, turn)
         self.sort(items)
+
+    def keep(self, items: list[pytest.Item], kept: set[pytest.Item]) -> None:
+        self.config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
 
     def take_shard(self, items: list[pytest.Item], part: int, count: int) -> None:
         """Leave out the long tests that are of no interest to this run."""
@@ -132,12 +139,26 @@ class Lanes:
         }
         taken = self.concerned | shards(long_s, count)[part - 1]
         core = self.config.getoption("--core")
-        kept, left = [], []
+        kept = {
+            item
+            for item in items
+            if lane_of(item) != "long" or file_of(item) in taken or (core and is_core(item))
+        }
+        self.keep(items, kept)
+
+    def rotate(self, items: list[pytest.Item], turn: int) -> None:
+        """Leave out cases that take turns, of each function all but a few; core ones stay."""
+        cases: dict[str, list[pytest.Item]] = {}
         for item in items:
-            wanted = lane_of(item) != "long" or file_of(item) in taken or (core and is_core(item))
-            (kept if wanted else left).append(item)
-        items[:] = kept
-        self.config.hook.pytest_deselected(items=left)
+            if item.get_closest_marker("rotate") and not is_core(item):
+                cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        left = set()
+        for each in cases.values():
+            mark = each[0].get_closest_marker("rotate")
+            assert mark is not None
+            chosen = {(turn * mark.args[0] + at) % len(each) for at in range(mark.args[0])}
+            left |= {item for at, item in enumerate(each) if at not in chosen}
+        self.keep(items, set(items) - left)
 
     def sort(self, items: list[pytest.Item]) -> None:
         """Put files that mostly wait first, then the quick ones, then those only of long tests.

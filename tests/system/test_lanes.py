@@ -18,6 +18,7 @@ markers =
     slow
     long
     core
+    rotate
 """
 # Two long files, a quick test beside one of them, and one that always runs.
 TREE = {
@@ -56,6 +57,21 @@ def test_shards_share_out_all_long_tests_and_every_run_has_the_rest(tmp_path: Pa
     assert runs[0] | runs[1] == {"quick", "a", "b", "c"}
     with_core = [ran(run(tmp_path, TREE, f"--shard={part}/2", "--core")[1]) for part in (1, 2)]
     assert with_core == [each | {"c"} for each in runs]
+
+
+def test_cases_take_turns(tmp_path: Path) -> None:
+    files = {
+        "test_many.py": (
+            "import pytest\n@pytest.mark.rotate(2)\n"
+            "@pytest.mark.parametrize('n', [*range(5), pytest.param(9, marks=pytest.mark.core)])\n"
+            "def test_case(n): pass\ndef test_other(): pass\n"
+        )
+    }
+    runs = [run(tmp_path, files, f"--turn={turn}")[1] for turn in (0, 1, 2, 3)]
+    cases = [set(re.findall(r"case\[(\d)\] PASSED", said)) - {"9"} for said in runs]
+    assert cases == [{"0", "1"}, {"2", "3"}, {"4", "0"}, {"1", "2"}]
+    assert all("case[9] PASSED" in said and "other PASSED" in said for said in runs)
+    assert run(tmp_path, files)[1].count("PASSED") == 7
 
 
 def test_shards_take_about_the_same_time() -> None:

@@ -105,6 +105,7 @@ DEATHS = [
 
 
 @pytest.mark.long
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(("what", "signal_name", "load", "status", "words"), DEATHS)
 def test_an_end_leaves_nothing_behind_and_says_why(
     what: str, signal_name: str, load: str, status: int, words: str, port: int
@@ -147,6 +148,7 @@ def wait_for_phase(served: ServeProcess, phase: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("signal_name", "phase"),
     [

@@ -12,6 +12,8 @@ from tests.helpers.lanes import concerns, shards
 from tests.helpers.paths import ROOT
 from tests.helpers.second_try import known
 
+pytestmark = pytest.mark.long
+
 PLUGINS = ["pytest_timeout", "tests.helpers.lanes", "tests.helpers.second_try"]
 SETTINGS = """[pytest]
 markers =

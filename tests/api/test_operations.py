@@ -70,6 +70,7 @@ def written(http: httpx2.Client) -> tuple[str, str]:
 @pytest.mark.parametrize("path", OPERATED)
 @pytest.mark.parametrize("has_api_key", [False, True])
 @pytest.mark.parametrize("has_operator", [False, True])
+@pytest.mark.rotate(12)
 def test_only_operators_operate(
     served: Served, path: str, has_api_key: bool, has_operator: bool
 ) -> None:

@@ -245,6 +245,7 @@ def test_config_variants_equal_the_plain_oracle(
         ),
     ],
 )
+@pytest.mark.rotate(5)
 def test_published_models_have_the_tensors_they_should(
     config: dict[str, Any], num_tensors: int, billions: float
 ) -> None:

@@ -59,6 +59,7 @@ def by_merged_weights(story: Story, asks: list[tuple[list[int], SamplingParams]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.rotate(2)
 def test_mixed_in_a_batch_each_is_answered_as_by_merged_weights(
     tmp_path: Path, family: str
 ) -> None:

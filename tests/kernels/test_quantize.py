@@ -142,6 +142,7 @@ def test_both_ways_to_add_bytes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(70, 200), (33, 5000), (3, 7), (1, 1)])
+@pytest.mark.rotate(6)
 def test_packed_bytes_multiply_like_plain_ones_bit_for_bit(
     shape: tuple[int, int], dtype: torch.dtype, threads: int
 ) -> None:

@@ -28,6 +28,7 @@ def case(kind: str, rows: int, inputs: int, outputs: int) -> tuple[Tensor, Quant
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [1, 16, 300])
+@pytest.mark.rotate(3)
 def test_rows_are_rounded_to_the_same_bits_on_every_device(
     columns: int, dtype: torch.dtype
 ) -> None:

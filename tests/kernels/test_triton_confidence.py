@@ -47,6 +47,7 @@ TEMPERATURES: list[tuple[float, ...]] = [(), (0.0,), (0.7, 0.0, 1.3), (1e-5, 100
         ),
     ],
 )
+@pytest.mark.rotate(4)
 def test_confidence_equals_the_reference(
     rows: int, hidden: int, vocab: int, gathered: int, temperatures: tuple[float, ...]
 ) -> None:

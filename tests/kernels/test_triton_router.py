@@ -39,6 +39,7 @@ def check(got: Routing, expected: Routing, experts: int) -> None:
 @FUSED
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize(("tokens", "experts", "chosen"), [(1, 3, 3), (9, 20, 4), (37, 24, 8)])
+@pytest.mark.rotate(4)
 def test_softmax_router_equals_the_reference(
     tokens: int, experts: int, chosen: int, biased: bool, fused: bool
 ) -> None:

@@ -169,6 +169,7 @@ def test_long_rounds_waste_no_forward(decoder: dict[str, object], block_length: 
     [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL), (SHIFTED, MIXED)],
     ids=["bi", "causal", "shifted"],
 )
+@pytest.mark.rotate(2)
 def test_an_interrupt_changes_no_tokens(
     model: ToyModel,
     policies: list[dict[str, object]],
@@ -297,6 +298,7 @@ def test_what_steps_of_sub_blocks_run() -> None:
     ids=["plain", "shifted"],
 )
 @pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.rotate(4)
 def test_exact_cache_equals_recomputation(decoder: str, model: ToyModel) -> None:
     def policy(cache: str) -> dict[str, object]:
         return {"block_length": 16, "decoder": {"kind": decoder}, "cache": {"kind": cache}}

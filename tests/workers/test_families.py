@@ -91,6 +91,7 @@ def test_requests_alone_write_what_the_original_does(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.rotate(3)
 def test_batched_and_with_shared_prefixes_equal_alone(family: str) -> None:
     """Those that ask again find the K/V of their prompts, where these do not hang on the rest."""
     row = ROWS[family]
@@ -102,6 +103,7 @@ def test_batched_and_with_shared_prefixes_equal_alone(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.rotate(2)
 def test_interrupted_equals_uninterrupted(family: str) -> None:
     """Two engines are lost on the way; the third has something left to do."""
     made: list[Engine] = []

@@ -89,6 +89,7 @@ def test_those_who_come_later_need_not_run_it() -> None:
     ],
     ids=str,
 )
+@pytest.mark.rotate(3)
 def test_nothing_is_shared_unless_all_is_equal(other: Request) -> None:
     engine = sharing()
     assert [cached(engine, request(0)), cached(engine, other)] == [0, 0]

@@ -67,6 +67,7 @@ def test_any_cut_changes_nothing(mixture: str, uid: int, steps: int, cuts: list[
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("early_stop", [False, True])
 @pytest.mark.parametrize("where", [3, 8, 15, 20])
+@pytest.mark.rotate(6)
 def test_end_token_is_reported_once(causal: bool, early_stop: bool, where: int) -> None:
     """Also where the blocks after it are still to be denoised, and in the last place of all."""
     script = {6 + where: EOS, 6 + where + 1: EOS, 6 + where + 9: EOS}

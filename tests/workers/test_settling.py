@@ -142,6 +142,7 @@ OTHERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OTHERS, ids=str)
+@pytest.mark.rotate(3)
 def test_a_row_that_needs_more_takes_its_batch_along(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

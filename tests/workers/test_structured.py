@@ -65,6 +65,7 @@ def accepted(request: Request, ids: Items[int]) -> bool:
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 4), marks=pytest.mark.long)])
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize(("model", "policies"), MODELS)
+@pytest.mark.rotate(2)
 def test_every_answer_is_accepted_whatever_the_policy(
     model: ToyModel, policies: list[dict[str, object]], steps: int, seeds: range
 ) -> None:
@@ -90,6 +91,7 @@ def test_in_a_batch_as_alone_and_the_others_are_unchanged(
 
 @pytest.mark.parametrize("rounds", [1, 4, 9])
 @pytest.mark.parametrize(("model", "policies"), FEW)
+@pytest.mark.rotate(2)
 def test_it_goes_on_after_its_engine_is_lost(
     model: ToyModel, policies: list[dict[str, object]], rounds: int
 ) -> None:

@@ -20,6 +20,7 @@ import pytest
 DURATIONS: Final = "tests/durations.json"  # file -> seconds of its short, its long tests
 LIMIT_S: Final = {"long": 300, "slow": 180, "quick": 60}
 QUICK_CPU_S: Final = 5.0  # a test that needs more is slow
+UNKNOWN_S: Final = 30.0  # for a file whose long tests were never timed
 LATE: Final = "not run for time"
 # What a test reaches by a command or over HTTP, so that no import tells.
 REACHED: Final = {
@@ -133,7 +134,7 @@ class Lanes:
     def take_shard(self, items: list[pytest.Item], part: int, count: int) -> None:
         """Leave out the long tests that are of no interest to this run."""
         files = {file_of(item) for item in items if lane_of(item) == "long"}
-        long_s = {file: self.durations.get(file, [0.0, 60.0])[1] for file in files}
+        long_s = {file: self.durations.get(file, [0.0, 0.0])[1] or UNKNOWN_S for file in files}
         self.concerned = {
             file for file in files if concerns(self.changed, file, (self.root / file).read_text())
         }

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import AutoTokenizer
 
 from benchmarks.paired import head, row
@@ -82,7 +83,8 @@ def main() -> None:
 
 
 def measures(automaton: Automaton) -> list[str]:
-    edges = int(automaton.member_SC.any(1)[automaton.set_QD].sum())
+    live_S = np.asarray(automaton.member_SC.any(1))
+    edges = int(live_S[automaton.set_QD].sum())
     sizes = len(automaton.set_QD), edges, automaton.num_classes, len(automaton.to_bytes()) // 1024
     return [f"{size:,}" for size in sizes] + [str(automaton.depth or "")]
 

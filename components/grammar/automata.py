@@ -90,7 +90,7 @@ class Automata(NamedTuple):
             classes,
             send(first_G, device),
             send(sequence_G.repeat_interleave(states_G), device),
-            send(torch.cat([automaton.distance_Q for automaton in automata]), device),
+            send(torch.cat([each.distance_Q for each in lists]), device),
             _runs(torch.cat([each.edges_Q for each in lists]), device),
             shifted("set_E", _before(sets_G), edges_G),
             shifted("next_E", first_G, edges_G),
@@ -107,6 +107,7 @@ class _Lists(NamedTuple):
     next_E: Tensor
     members_S: Tensor  # their number
     class_M: Tensor
+    distance_Q: Tensor
 
 
 @lru_cache(_KEPT)
@@ -114,12 +115,14 @@ def _lists(automaton: Automaton) -> _Lists:
     member_SC = automaton.member_SC[:-1, :-1]
     real_QD = automaton.set_QD < len(member_SC)
     edges = automaton.set_QD[real_QD], automaton.next_QD[real_QD]
-    return _Lists(real_QD.sum(1), *edges, member_SC.sum(1), member_SC.nonzero()[:, 1])
+    members = member_SC.sum(1), member_SC.nonzero()[1]
+    lists = real_QD.sum(1), *edges, *members, automaton.distance_Q
+    return _Lists(*map(torch.from_numpy, lists))
 
 
 @lru_cache(_KEPT)
 def _classes_on(automaton: Automaton, device: torch.device) -> Tensor:
-    return send(automaton.class_V.int(), device)
+    return send(torch.from_numpy(automaton.class_V).int(), device)
 
 
 def _before(count_X: Tensor) -> Tensor:

@@ -15,8 +15,6 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import numpy as np
-import torch
-from torch import Tensor
 
 UNREACHABLE = 1 << 30  # a distance; more tokens than any canvas has
 
@@ -30,11 +28,11 @@ class Automaton:
     Missing edges are padded with the set S, which is empty, and lead to their own state.
     """
 
-    class_V: Tensor  # of each token; C means no class, so the token is never allowed
-    member_SC: Tensor  # which classes a set has; the last row and column are empty
-    set_QD: Tensor
-    next_QD: Tensor
-    distance_Q: Tensor  # the fewest tokens from a state to the end
+    class_V: np.ndarray  # of each token; C means no class, so the token is never allowed
+    member_SC: np.ndarray  # which classes a set has; the last row and column are empty
+    set_QD: np.ndarray
+    next_QD: np.ndarray
+    distance_Q: np.ndarray  # the fewest tokens from a state to the end
     # How deep its texts nest the rules of a context-free grammar; None if it accepts all texts.
     depth: int | None = None
 
@@ -44,7 +42,7 @@ class Automaton:
 
     @property
     def num_classes(self) -> int:
-        return self.member_SC.shape[1] - 1
+        return len(self.member_SC.T) - 1
 
     @property
     def shortest(self) -> int:
@@ -53,11 +51,11 @@ class Automaton:
 
     def follow(self, state: int, ids: Items[int]) -> int:
         """Return the state after these tokens; raises ValueError if one is not allowed."""
-        for class_id in self.class_V[torch.tensor(ids, dtype=torch.long)].tolist():
+        for class_id in self.class_V[np.array(ids, dtype=np.int64)].tolist():
             fits_D = self.member_SC[self.set_QD[state], class_id]
             if not fits_D.any():
                 raise ValueError("the text does not follow its grammar")
-            state = int(self.next_QD[state, int(fits_D.int().argmax())])
+            state = int(self.next_QD[state, int(fits_D.argmax())])
         return state
 
     def without(self, banned: frozenset[int]) -> "Automaton":
@@ -65,18 +63,18 @@ class Automaton:
         if not banned:
             return self
         none = self.member_SC.shape[1] - 1
-        class_V = self.class_V.clone()
-        class_V[torch.tensor(sorted(banned))] = none
-        live_C = torch.zeros(none + 1, dtype=torch.bool)
+        class_V = self.class_V.copy()
+        class_V[sorted(banned)] = none
+        live_C = np.zeros(none + 1, dtype=bool)
         live_C[class_V] = True
-        live_S = (self.member_SC & live_C).any(1)
+        live_S = np.asarray((self.member_SC & live_C).any(1))
         return replace(self, class_V=class_V, distance_Q=_distances(self, live_S))
 
     def to_bytes(self) -> bytes:
         """Return the automaton, compressed; a vocabulary has long runs of one class."""
         out = io.BytesIO()
         depth = [] if self.depth is None else [self.depth]
-        np.savez_compressed(out, depth, *(part.numpy() for part in self._parts.values()))
+        np.savez_compressed(out, depth, *self._parts.values())
         return out.getvalue()
 
     @staticmethod
@@ -84,12 +82,12 @@ class Automaton:
     def from_bytes(data: bytes) -> "Automaton":
         with np.load(io.BytesIO(data)) as parts:
             depth, *found = (parts[f"arr_{at}"] for at in range(len(parts)))
-            class_V, member_SC, set_QD, next_QD, distance_Q = map(torch.from_numpy, found)
+            class_V, member_SC, set_QD, next_QD, distance_Q = found
             nested = int(depth[0]) if len(depth) else None
             return Automaton(class_V, member_SC, set_QD, next_QD, distance_Q, nested)
 
     @property
-    def _parts(self) -> dict[str, Tensor]:
+    def _parts(self) -> dict[str, np.ndarray]:
         return {field.name: getattr(self, field.name) for field in fields(self)[:-1]}
 
 
@@ -174,21 +172,15 @@ def assemble(next_CQ: np.ndarray, class_V: np.ndarray) -> Automaton:
     set_QD = np.full((states, width), count)
     next_QD = np.arange(states)[:, None].repeat(width, 1)
     set_QD[state_E, place_E], next_QD[state_E, place_E] = set_E, target_N[begin_E]
-    found = Automaton(
-        torch.from_numpy(class_V),
-        torch.from_numpy(member_SC),
-        torch.from_numpy(set_QD),
-        torch.from_numpy(next_QD),
-        distance_Q=torch.empty(0),
-    )
-    return replace(found, distance_Q=_distances(found, found.member_SC.any(1)))
+    found = Automaton(class_V, member_SC, set_QD, next_QD, distance_Q=np.empty(0))
+    return replace(found, distance_Q=_distances(found, np.asarray(member_SC.any(1))))
 
 
-def _distances(automaton: Automaton, live_S: Tensor) -> Tensor:
+def _distances(automaton: Automaton, live_S: np.ndarray) -> np.ndarray:
     """Return the fewest tokens from each state to the end, over sets that have a token."""
     live_QD = live_S[automaton.set_QD]
     sources: defaultdict[int, list[int]] = defaultdict(list)
-    edges = zip(live_QD.nonzero()[:, 0].tolist(), automaton.next_QD[live_QD].tolist(), strict=True)
+    edges = zip(live_QD.nonzero()[0].tolist(), automaton.next_QD[live_QD].tolist(), strict=True)
     for source, target in edges:
         sources[target].append(source)
     distances = [UNREACHABLE] * len(automaton.set_QD)
@@ -199,4 +191,4 @@ def _distances(automaton: Automaton, live_S: Tensor) -> Tensor:
             if distances[source] == UNREACHABLE:
                 distances[source] = distances[state] + 1
                 queue.append(source)
-    return torch.tensor(distances)
+    return np.array(distances)

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
-import torch
 
 from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import Automaton, assemble, build, of_reached
@@ -48,7 +47,7 @@ def avoiding(
     if not alive_Q[0]:
         raise InvalidField("bad_words leave no text of the allowed tokens; allow more", "bad_words")
     found = assemble(np.where(alive_Q[next_CQ], next_CQ, -1), class_V)
-    return replace(found, distance_Q=torch.zeros_like(found.distance_Q))
+    return replace(found, distance_Q=np.zeros_like(found.distance_Q))
 
 
 @lru_cache(256)
@@ -132,8 +131,9 @@ def _machine(sequences: Sequences, vocab_size: int) -> _Machine:
 def _dense(automaton: Automaton) -> tuple[np.ndarray, np.ndarray]:
     """Return the state after a token of each class in each state, or -1, and each token's class."""
     member_SC = automaton.member_SC[:, :-1]
-    state_E, place_E = member_SC.any(1)[automaton.set_QD].nonzero().unbind(1)
-    edge_N, class_N = member_SC[automaton.set_QD[state_E, place_E]].nonzero().unbind(1)
+    live_S = np.asarray(member_SC.any(1))
+    state_E, place_E = live_S[automaton.set_QD].nonzero()
+    edge_N, class_N = member_SC[automaton.set_QD[state_E, place_E]].nonzero()
     next_KP = np.full((automaton.num_classes, len(automaton.set_QD)), -1)
     next_KP[class_N, state_E[edge_N]] = automaton.next_QD[state_E, place_E][edge_N]
-    return next_KP, automaton.class_V.numpy()
+    return next_KP, automaton.class_V

@@ -184,7 +184,7 @@ def _over_tokens(
 
 
 def _limited(automaton: Automaton) -> Automaton:
-    if automaton.set_QD.numel() > MOST_EDGES:
+    if automaton.set_QD.size > MOST_EDGES:
         raise too_large()
     return automaton
 

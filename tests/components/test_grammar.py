@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class Case(NamedTuple):
         automaton = self.automaton
         found: Tensor = of_classes(
             self.value_LV,
-            automaton.class_V.unsqueeze(0),
+            torch.from_numpy(automaton.class_V).unsqueeze(0),
             torch.zeros(len(self.value_LV), dtype=torch.long),
             automaton.num_classes,
             drawn=drawn,
@@ -70,7 +71,7 @@ class Case(NamedTuple):
         )
 
     def ids(self, class_L: Tensor, value_LV: Tensor) -> tuple[int, ...]:
-        other_LV = self.automaton.class_V != class_L.unsqueeze(1)
+        other_LV = torch.from_numpy(self.automaton.class_V) != class_L.unsqueeze(1)
         best = value_LV.masked_fill(other_LV, -torch.inf).argmax(1).tolist()
         return tuple(b if f is None else f for b, f in zip(best, self.fixed, strict=True))
 
@@ -155,8 +156,8 @@ def test_the_partition_function_is_that_of_an_exhaustive_sum(avoided: bool) -> N
 def drawn(case: Case, count: int) -> Tensor:
     """Return what so many sequences draw that are alike but for their seeds, [B, L]."""
     mask, length = SIZE, len(case.fixed)
-    none = torch.tensor([case.automaton.num_classes])
-    automaton = replace(case.automaton, class_V=torch.cat([case.automaton.class_V, none]))
+    class_V = np.append(case.automaton.class_V, case.automaton.num_classes)
+    automaton = replace(case.automaton, class_V=class_V)
     ids_L = torch.tensor([mask if token is None else token for token in case.fixed])
     open_N = (ids_L == mask).nonzero().squeeze(1)
     number_B = torch.arange(count)

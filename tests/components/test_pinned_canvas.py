@@ -94,7 +94,7 @@ def _value(canvas: Canvas, number: int, draw: random.Random) -> bytes:
         )
         if state == automaton.end:
             return text
-        text += TEXTS[draw.choice(classes[automaton.class_V].nonzero().flatten().tolist())]
+        text += TEXTS[draw.choice(classes[automaton.class_V].nonzero()[0].tolist())]
 
 
 def test_every_filling_of_a_schema_s_canvas_is_valid() -> None:

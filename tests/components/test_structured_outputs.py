@@ -54,7 +54,7 @@ def random_text(automaton: Automaton, draw: random.Random, budget: int) -> str:
                 if automaton.member_SC[number].any() and automaton.distance_Q[following] <= budget
             ]
         )
-        token = draw.choice(classes[automaton.class_V].nonzero().flatten().tolist())
+        token = draw.choice(classes[automaton.class_V].nonzero()[0].tolist())
         text += TEXTS[token] if token != END else b""
     return text.decode()
 

@@ -19,6 +19,8 @@ PACKAGE = Path(diffray.__file__).parent
 ROOMS = ("cluster", "components", "kernels", "workers")
 # What a build needs of the source tree. The build runs in a copy: setuptools leaves folders behind.
 SOURCES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "diffray", *ROOMS, "tests")
+# Modules of processes that start often, or that others wait for: torch takes seconds to import.
+WITHOUT_TORCH = ("api.grammar_worker", "control.coordinator")
 
 needs_source_tree = pytest.mark.skipif(
     not (ROOT / "diffray").is_dir(), reason="the tests stand alone, without the source tree"
@@ -64,6 +66,16 @@ assert not {"torch", "transformers", "ray", "pydantic"} & set(sys.modules)
         busy = end.children_user + end.children_system
         seconds.append(busy - start.children_user - start.children_system)
     assert min(seconds) < 0.5
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_what_starts_often_imports_no_torch(module: str, tmp_path: Path) -> None:
+    code = f"""
+import sys
+import diffray.cluster.{module}
+assert not {{"torch", "transformers"}} & set(sys.modules)
+"""
+    run_python(code, PACKAGE.parent, tmp_path)
 
 
 def test_public_names_load_on_first_use() -> None:

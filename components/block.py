@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diffray.kernels import noise
+from diffray.kernels.acceptance import TIE, highest
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,34 @@ class Block:
         """
         odd_B = self.step_in_block_B < self.length_B % steps
         return self.length_B // steps + odd_B
+
+    def confident(self, confidence_BL: Tensor, threshold: float) -> Tensor:
+        """Return the masks at or above the threshold, and always the row's best."""
+        wanted_B = self.floor_B.clamp(min=threshold)
+        best_B = confidence_BL.masked_fill(~self.masked_BL, -torch.inf).amax(-1)
+        cut_B = torch.minimum(wanted_B, best_B - TIE)
+        return self.masked_BL & (confidence_BL >= cut_B.unsqueeze(1))
+
+    def above(self, confidence_BL: Tensor, threshold: float, steps: int | None = None) -> Tensor:
+        """Return the masks strictly above the threshold, or the step's share of the block if more.
+
+        The share is an equal part of the block for each of `steps`, or one position without.
+        """
+        wanted_B1 = self.floor_B.clamp(min=threshold).unsqueeze(1)
+        share_B = torch.ones_like(self.length_B) if steps is None else self.share(steps)
+        sure_BL = self.masked_BL & (confidence_BL > wanted_B1)
+        return sure_BL | self.best(confidence_BL, share_B)
+
+    def best(self, scores_BL: Tensor, count_B: Tensor) -> Tensor:
+        """Return the masks with the highest `count` scores of their row; ties go to the left."""
+        scores_BL = scores_BL.masked_fill(~self.masked_BL, -torch.inf)
+        return self.masked_BL & highest(scores_BL, count_B)
+
+    def drawn(self, step_B: Tensor) -> Tensor:
+        """Return a random number between 0 and 1 for each position at this step, in float64."""
+        shape = self.positions_BL.shape
+        seed_BL, step_BL = (part.unsqueeze(1).expand(shape) for part in (self.seed_B, step_B))
+        return noise.uniform(seed_BL, self.positions_BL, step_BL)
 
     def rows(self, index: Tensor, members: Items[int]) -> "Block":
         """Return some of the rows, given their numbers on the device and on the host."""

@@ -1,10 +1,12 @@
 """A cache policy decides which positions a step runs; the others are read from the K/V pool."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from diffray.components.config import PolicyPart
-from diffray.components.sequence import Sequence
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
 
 
 class CachePolicy(PolicyPart, ABC):
@@ -18,7 +20,7 @@ class CachePolicy(PolicyPart, ABC):
     kind: str  # subclasses have one value
 
     @abstractmethod
-    def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
+    def window(self, sequence: "Sequence", step: int) -> tuple[int, int]:
         """Return the positions [start, stop) to run at this step of the sequence's block."""
 
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from diffray.components.config import InvalidField
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from diffray.components.policy import Policy
     from diffray.components.sequence import Sequence
 
@@ -18,7 +18,7 @@ class Copy:
 
     slot: int
     pages: list[int] = field(default_factory=list)
-    pages_P: Tensor | None = None  # of its whole canvas, on the host
+    pages_P: "Tensor | None" = None  # of its whole canvas, on the host
     covers: tuple[int, int, int] | None = None  # of a draft: the window that its pages are for
     ready: bool = False  # of a draft: whether it was made by the last forward
 

@@ -7,14 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
-
-from diffray.components.block import Block, Proposal
 from diffray.components.config import PolicyPart
-from diffray.kernels.acceptance import Rule
-from diffray.kernels.credit import Gain
+from diffray.kernels.rules import Gain, Rule
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffray.components.block import Block, Proposal
     from diffray.components.sequence import Sequence
 
 
@@ -29,7 +28,7 @@ class Decoder(PolicyPart, ABC):
     kind: str  # subclasses have one value
 
     @abstractmethod
-    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+    def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":
         """Return which proposed tokens become final, [B, L].
 
         Only masked positions count, and editable ones if the decoder edits. For a row without any,

@@ -13,21 +13,11 @@ import torch
 from torch import Tensor
 
 from diffray.kernels.confidence import Confidence
+from diffray.kernels.rules import CONFIDENT, SHARE
 
-CONFIDENT: Final = 0  # confidences of at least `least`, or close to the row's best
-SHARE: Final = 1  # confidences above `least`, or an equal share of the block in each of `steps`
-EVEN: Final = 2  # an equal share of the masks in each of the remaining `steps`
 LONGEST: Final = 64  # positions of a block; comparing all pairs of more does not fit registers
 TIE: Final = 1e-5  # positions this close to the row's best are accepted with it, as dInfer does
 RATHER_MASKED: Final = -1.0  # added to a confidence where the mask is more probable
-
-
-class Rule(NamedTuple):
-    """The acceptance rule of one row."""
-
-    kind: int
-    least: float = 0.0
-    steps: int = 1
 
 
 class Rules(NamedTuple):

@@ -16,14 +16,6 @@ from torch import Tensor
 from diffray.kernels.confidence import Confidence
 
 
-class Gain(NamedTuple):
-    """How a row gives credit: it adds alpha * ln(1 + credit) to logits."""
-
-    alpha: float
-    gamma: float  # the top id gains its probability to this power
-    decay: float  # each step multiplies credit by this
-
-
 class Gains(NamedTuple):
     """How each row gives credit; all are float64."""
 

@@ -61,8 +61,3 @@ class Rope:
         first, last = max(first, 0), min(last, rotated - 1)
         ramp_P = torch.arange(rotated // 2, dtype=dtype) - first
         return 1 - (ramp_P / (last - first or 0.001)).clamp(0, 1)
-
-
-def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """Return by how much YaRN enlarges cos and sin, because attention to more keys is flatter."""
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

@@ -11,7 +11,8 @@ from torch.nn.functional import pad
 
 from diffray.components.backend import send
 from diffray.components.sequence import Sequence
-from diffray.kernels.credit import Credits, Gain, Gains, Memory
+from diffray.kernels.credit import Credits, Gains, Memory
+from diffray.kernels.rules import Gain
 from diffray.workers.verification import Row
 
 _NONE = Gain(0.0, 0.0, -1.0)

@@ -23,7 +23,7 @@ from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
 from diffray.components.sequence import Sequence
-from diffray.kernels.acceptance import Rule
+from diffray.kernels.rules import Rule
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Bucket, Recorded

@@ -1,11 +1,13 @@
 """Dual cache (Fast-dLLM): everything outside the block runs once per block."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from diffray.components.cache import CachePolicy, refreshes
-from diffray.components.sequence import Sequence
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
 
 
 class Dual(CachePolicy):
@@ -18,7 +20,7 @@ class Dual(CachePolicy):
         description="Run everything at every n-th step of a block; default: only at the first.",
     )
 
-    def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
+    def window(self, sequence: "Sequence", step: int) -> tuple[int, int]:
         if refreshes(step, self.refresh):
             return 0, sequence.kv_stop
         return sequence.read_start, sequence.stop

@@ -1,9 +1,11 @@
 """Exact cache of block-causal models: everything before the block is final."""
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from diffray.components.cache import CachePolicy
-from diffray.components.sequence import Sequence
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
 
 
 class Exact(CachePolicy):
@@ -19,11 +21,11 @@ class Exact(CachePolicy):
 
     kind: Literal["exact"] = "exact"
 
-    def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
+    def window(self, sequence: "Sequence", step: int) -> tuple[int, int]:
         return block_window(sequence, step)
 
 
-def block_window(sequence: Sequence, step: int) -> tuple[int, int]:
+def block_window(sequence: "Sequence", step: int) -> tuple[int, int]:
     """Return the block; its first step also runs earlier positions not yet stored as final."""
     if step > 0:
         return sequence.read_start, sequence.stop

@@ -1,9 +1,11 @@
 """No cache: every step runs everything."""
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from diffray.components.cache import CachePolicy
-from diffray.components.sequence import Sequence
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
 
 
 class NoCache(CachePolicy):
@@ -13,5 +15,5 @@ class NoCache(CachePolicy):
 
     kind: Literal["none"] = "none"
 
-    def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
+    def window(self, sequence: "Sequence", step: int) -> tuple[int, int]:
         return 0, sequence.kv_stop

@@ -1,10 +1,12 @@
 """Fast-dLLM v2's sub-block cache: most steps run a part of the block."""
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from diffray.components.cache import CachePolicy
 from diffray.components.caches.exact import block_window
-from diffray.components.sequence import Sequence
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
 
 
 class SubBlock(CachePolicy):
@@ -21,7 +23,7 @@ class SubBlock(CachePolicy):
 
     kind: Literal["sub_block"] = "sub_block"
 
-    def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
+    def window(self, sequence: "Sequence", step: int) -> tuple[int, int]:
         masked, length = sequence.masked, sequence.policy.iteration.sub_block()
         if step > sequence.first_alone and masked.any():  # the block has been run as a whole
             at = int(masked.int().argmax()) // length * length

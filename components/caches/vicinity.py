@@ -1,11 +1,13 @@
 """Vicinity cache (dInfer): a step runs the block and its neighbours."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from diffray.components.cache import CachePolicy, refreshes
-from diffray.components.sequence import Sequence
+
+if TYPE_CHECKING:
+    from diffray.components.sequence import Sequence
 
 
 class Vicinity(CachePolicy):
@@ -31,7 +33,7 @@ class Vicinity(CachePolicy):
     def neighbours(self) -> int:
         return self.before + self.after
 
-    def window(self, sequence: Sequence, step: int) -> tuple[int, int]:
+    def window(self, sequence: "Sequence", step: int) -> tuple[int, int]:
         warming = sequence.steps_before + step <= self.warmup
         if warming or refreshes(step, self.refresh):
             return 0, sequence.kv_stop

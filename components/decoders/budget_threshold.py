@@ -1,14 +1,15 @@
 """Fast-dLLM's rule for Dream without a cache: a threshold, under a budget that grows."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
-from diffray.kernels.acceptance import highest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffray.components.block import Block, Proposal
 
 
 class BudgetThreshold(Decoder):
@@ -23,11 +24,11 @@ class BudgetThreshold(Decoder):
     steps: int = Field(64, ge=1, description="Steps of the whole generation.")
     threshold: float = Field(0.9, ge=0, le=1, description="The least confidence to accept.")
 
-    def accept(self, proposal: Proposal, block: Block) -> Tensor:
-        confidence_BL = proposal.confidence_BL.masked_fill(~block.masked_BL, -torch.inf)
+    def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":
+        confidence_BL = proposal.confidence_BL
         steps_B = block.steps_of(self.steps).clamp(min=1)
-        done_B = torch.minimum(block.step_in_block_B + 1, steps_B)
+        done_B = (block.step_in_block_B + 1).minimum(steps_B)
         final_B = block.length_B - block.masked_BL.sum(-1)
         allowed_B = block.length_B * done_B // steps_B - final_B
-        sure_BL = highest(confidence_BL, allowed_B) & (confidence_BL >= self.threshold)
-        return block.masked_BL & (sure_BL | highest(confidence_BL, torch.ones_like(allowed_B)))
+        sure_BL = block.best(confidence_BL, allowed_B) & (confidence_BL >= self.threshold)
+        return sure_BL | block.best(confidence_BL, allowed_B.new_ones(len(allowed_B)))

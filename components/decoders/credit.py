@@ -3,15 +3,14 @@
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
-from diffray.components.thresholds import accept_confident
-from diffray.kernels.acceptance import CONFIDENT, Rule
-from diffray.kernels.credit import Gain
+from diffray.kernels.rules import CONFIDENT, Gain, Rule
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffray.components.block import Block, Proposal
     from diffray.components.sequence import Sequence
 
 
@@ -37,10 +36,8 @@ class Credit(Decoder):
     def gain(self) -> Gain:
         return Gain(self.alpha, self.gamma, self.decay)
 
-    def accept(self, proposal: Proposal, block: Block) -> Tensor:
-        return accept_confident(
-            proposal.confidence_BL, block.masked_BL, self.threshold, block.floor_B
-        )
+    def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":
+        return block.confident(proposal.confidence_BL, self.threshold)
 
     def rule(self, sequence: "Sequence") -> Rule | None:
         return Rule(CONFIDENT, self.threshold)

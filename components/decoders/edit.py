@@ -1,13 +1,15 @@
 """LLaDA2.1's joint threshold: masks become tokens, and tokens already written may be replaced."""
 
-from typing import Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
-from diffray.components.thresholds import accept_share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffray.components.block import Block, Proposal
 
 _PRESETS: Final[dict[str, dict[str, float]]] = {  # of LLaDA2.1's model card
     "speed": {"threshold": 0.5, "edit_threshold": 0.0},
@@ -44,9 +46,9 @@ class Edit(Decoder):
             return given
         return _PRESETS.get(str(given.get("preset")), {}) | given
 
-    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+    def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":
         confidence_BL = proposal.confidence_BL
-        filled_BL = accept_share(confidence_BL, block, self.threshold, self.steps_per_block)
+        filled_BL = block.above(confidence_BL, self.threshold, self.steps_per_block)
         sure_BL = block.editable_BL & (confidence_BL > self.edit_threshold)
         return filled_BL | sure_BL & (proposal.ids_BL != block.ids_BL)
 

@@ -1,13 +1,16 @@
 """The entropy-bounded sampler (EB-Sampler): as many positions as are nearly independent."""
 
-from typing import ClassVar, Literal
+import math
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffray.components.block import Block, Proposal
 
 
 class EntropyBound(Decoder):
@@ -26,14 +29,14 @@ class EntropyBound(Decoder):
         0.1, ge=0, description="The most entropy, in nats, of the tokens accepted before one."
     )
 
-    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+    def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":
         assert proposal.measures is not None
         # Positions where the model prefers the mask are never accepted together with others.
         entropy_BL = proposal.measures.entropy_BL.masked_fill(
-            ~block.masked_BL | (proposal.confidence_BL < 0), torch.inf
+            ~block.masked_BL | (proposal.confidence_BL < 0), math.inf
         )
         sorted_BL, order_BL = entropy_BL.sort(dim=-1, stable=True)
         before_BL = sorted_BL.cumsum(-1).roll(1, dims=-1)
         before_BL[:, 0] = 0
         passes_BL = (before_BL <= self.gamma) & sorted_BL.isfinite()
-        return torch.zeros_like(passes_BL).scatter(1, order_BL, passes_BL) & block.masked_BL
+        return passes_BL.scatter(1, order_BL, passes_BL) & block.masked_BL

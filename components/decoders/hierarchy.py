@@ -1,13 +1,16 @@
 """Divide and conquer (dInfer's hierarchical decoding): an anchor for each run of masks."""
 
-from typing import ClassVar, Literal
+import math
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffray.components.block import Block, Proposal
 
 
 class Hierarchy(Decoder):
@@ -29,9 +32,9 @@ class Hierarchy(Decoder):
         description="The confidence above which the best position of a run of masks does.",
     )
 
-    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+    def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":
         masked_BL = block.masked_BL
-        confidence_BL = proposal.confidence_BL.masked_fill(~masked_BL, -torch.inf)
+        confidence_BL = proposal.confidence_BL.masked_fill(~masked_BL, -math.inf)
         wanted_B1 = block.floor_B.clamp(min=self.threshold).unsqueeze(1)
         anchor_BL = (confidence_BL == _best_of_run(confidence_BL, masked_BL)) & (
             confidence_BL > self.low_threshold
@@ -40,12 +43,12 @@ class Hierarchy(Decoder):
         return masked_BL & (anchor_BL | (confidence_BL > wanted_B1) | best_BL)
 
 
-def _best_of_run(confidence_BL: Tensor, masked_BL: Tensor) -> Tensor:
+def _best_of_run(confidence_BL: "Tensor", masked_BL: "Tensor") -> "Tensor":
     """Return, at each masked position, the highest confidence of its run of masked positions."""
     starts_BL = masked_BL.clone()
     starts_BL[:, 1:] &= ~masked_BL[:, :-1]
     run_BL = starts_BL.cumsum(-1)  # 0 before the first run; a gap keeps its left run's number
-    best = torch.full_like(confidence_BL, -torch.inf)
-    best = torch.cat([best, best[:, :1]], dim=1)
+    rows, length = confidence_BL.shape
+    best = confidence_BL.new_full((rows, length + 1), -math.inf)
     best.scatter_reduce_(1, run_BL, confidence_BL, "amax")
     return best.gather(1, run_BL)

@@ -1,14 +1,16 @@
 """Lookahead parallel decoding (LoPA, arXiv 2512.16229): several next canvases in one forward."""
 
-from typing import ClassVar, Literal
+import math
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
-from diffray.components.thresholds import accept_share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffray.components.block import Block, Proposal
 
 
 class Lopa(Decoder):
@@ -29,31 +31,29 @@ class Lopa(Decoder):
         4, ge=1, le=16, description="The most branches that a forward tries beside the canvas."
     )
 
-    def accept(self, proposal: Proposal, block: Block) -> Tensor:
-        return accept_share(proposal.confidence_BL, block, self.threshold, None)
+    def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":
+        return block.above(proposal.confidence_BL, self.threshold)
 
     def lookahead(self) -> int:
         return self.branches
 
 
-def branch_confidence(proposal: Proposal, masked_BL: Tensor) -> Tensor:
+def branch_confidence(proposal: "Proposal", masked_BL: "Tensor") -> "Tensor":
     """Return the mean confidence at each row's masks; -inf if one is unknown, or none is left.
 
     A position where the model prefers the mask counts as 0.
     """
-    unknown_B = (masked_BL & (proposal.confidence_BL == -torch.inf)).any(-1)
+    unknown_B = (masked_BL & (proposal.confidence_BL == -math.inf)).any(-1)
     sum_B = proposal.confidence_BL.clamp(min=0).masked_fill(~masked_BL, 0.0).sum(-1)
     mean_B = sum_B / masked_BL.sum(-1)
-    return mean_B.masked_fill(unknown_B, -torch.inf).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+    return mean_B.masked_fill(unknown_B | mean_B.isnan(), -math.inf)
 
 
-def next_best(proposal: Proposal, masked_BL: Tensor) -> tuple[Tensor, Tensor]:
+def next_best(proposal: "Proposal", masked_BL: "Tensor") -> tuple["Tensor", "Tensor"]:
     """Return the positions of each row in the order of branches, and how many can have a branch.
 
     No branch adds a token without confidence.
     """
     open_BL = masked_BL & (proposal.confidence_BL > 0)
-    order_BL = proposal.confidence_BL.masked_fill(~open_BL, -torch.inf).argsort(
-        dim=-1, descending=True, stable=True
-    )
-    return order_BL, open_BL.sum(-1)
+    scores_BL = proposal.confidence_BL.masked_fill(~open_BL, -math.inf)
+    return scores_BL.argsort(dim=-1, descending=True, stable=True), open_BL.sum(-1)

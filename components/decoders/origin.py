@@ -1,13 +1,15 @@
 """Dream's `origin`: positions become final in random order, each at its own time."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
-from diffray.kernels import noise
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffray.components.block import Block, Proposal
 
 
 class Origin(Decoder):
@@ -22,10 +24,8 @@ class Origin(Decoder):
     steps: int = Field(64, ge=1, description="Steps of the whole generation.")
     eps: float = Field(1e-3, ge=0, le=1, description="The time at which the schedule ends.")
 
-    def accept(self, proposal: Proposal, block: Block) -> Tensor:
-        shape = block.positions_BL.shape
-        seed_BL = block.seed_B.unsqueeze(1).expand(shape)
-        drawn_BL = noise.uniform(seed_BL, block.positions_BL, block.positions_BL * 0)
+    def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":
+        drawn_BL = block.drawn(block.step_B * 0)
         steps_B1 = block.steps_of(self.steps).clamp(min=1).unsqueeze(1)
         # The last step decides all that is left.
         step_BL = (1 - drawn_BL) / (1 - self.eps) * steps_B1 if self.eps < 1 else drawn_BL * 0

@@ -1,16 +1,18 @@
 """Dream's own sampler: each step decides a number of positions that was planned beforehand."""
 
+import math
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import pad
 
-from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
-from diffray.components.sequence import Sequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffray.components.block import Block, Proposal
+    from diffray.components.sequence import Sequence
 
 
 class Schedule(Decoder):
@@ -27,22 +29,23 @@ class Schedule(Decoder):
     eps: float = Field(1e-3, ge=0, le=1, description="The time at which the schedule ends.")
     order: Literal["probability", "margin", "entropy"] = Field("entropy", description="Ranking.")
 
-    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+    def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":
         assert proposal.measures is not None
         probability_BL, margin_BL, entropy_BL = proposal.measures
         orders = {"probability": probability_BL, "margin": margin_BL, "entropy": -entropy_BL}
         # Positions where the model prefers the mask come after all others.
         scores_BL = orders[self.order] - 1e3 * (proposal.confidence_BL < 0)
-        scores_BL.masked_fill_(~block.masked_BL, -torch.inf)
+        scores_BL.masked_fill_(~block.masked_BL, -math.inf)
         # Ties are broken as in Dream: by topk over a canvas. Pinned blocks may have fewer masks.
-        accepted_BL = torch.zeros_like(block.masked_BL)
+        accepted_BL = block.masked_BL.clone()
         for scores_L, accepted_L, plan in zip(scores_BL, accepted_BL, block.plans, strict=True):
-            canvas_N = pad(scores_L[: plan.stop - plan.start], (plan.start, 0), value=-torch.inf)
-            taken_N = torch.zeros_like(canvas_N).index_fill(0, canvas_N.topk(plan.share).indices, 1)
+            canvas_N = scores_L.new_full((plan.stop,), -math.inf)
+            canvas_N[plan.start :] = scores_L[: plan.stop - plan.start]
+            taken_N = canvas_N.new_zeros(plan.stop).index_fill(0, canvas_N.topk(plan.share)[1], 1)
             accepted_L[: plan.stop - plan.start] = taken_N[plan.start :] > 0
         return accepted_BL & block.masked_BL
 
-    def shares(self, sequence: Sequence) -> tuple[int, ...]:
+    def shares(self, sequence: "Sequence") -> tuple[int, ...]:
         index, count = sequence.index, sequence.num_blocks
         steps = self.steps * (index + 1) // count - self.steps * index // count
         masks = sequence.stop - max(sequence.start, sequence.prompt_len)
@@ -51,6 +54,8 @@ class Schedule(Decoder):
 
 @lru_cache(maxsize=256)
 def _plan(steps: int, eps: float, masks: int, first_alone: bool) -> tuple[int, ...]:
+    import torch  # only here, so that a command that reads options need not wait for it
+
     times = torch.linspace(1, eps, steps + 1)  # float32 as in Dream, for the same rounding
     rates = 1 - times[1:] / times[:-1]
     found = [1] if first_alone else []

@@ -1,12 +1,15 @@
 """SDAR's `sequential` remasking: each block is written from left to right."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffray.components.block import Block, Proposal
 
 
 class Sequential(Decoder):
@@ -21,7 +24,7 @@ class Sequential(Decoder):
         None, ge=1, description="The most steps for a block; default: one for each position."
     )
 
-    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+    def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":
         number_BL = block.masked_BL.cumsum(-1)  # of each mask in its row, from 1 on
         if self.steps_per_block is None:
             return block.masked_BL & (number_BL <= 1)

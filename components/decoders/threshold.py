@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
-from diffray.components.thresholds import accept_confident, accept_share
-from diffray.kernels.acceptance import CONFIDENT, SHARE, Rule
+from diffray.kernels.rules import CONFIDENT, SHARE, Rule
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffray.components.block import Block, Proposal
     from diffray.components.sequence import Sequence
 
 
@@ -35,11 +35,10 @@ class Threshold(Decoder):
         description="The most steps for a block, as in LLaDA2 and SDAR; default: no limit.",
     )
 
-    def accept(self, proposal: Proposal, block: Block) -> Tensor:
-        confidence_BL, masked_BL = proposal.confidence_BL, block.masked_BL
+    def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":
         if self.steps_per_block is None:
-            return accept_confident(confidence_BL, masked_BL, self.threshold, block.floor_B)
-        return accept_share(confidence_BL, block, self.threshold, self.steps_per_block)
+            return block.confident(proposal.confidence_BL, self.threshold)
+        return block.above(proposal.confidence_BL, self.threshold, self.steps_per_block)
 
     def rule(self, sequence: "Sequence") -> Rule:
         if self.steps_per_block is None:

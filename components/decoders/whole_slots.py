@@ -1,12 +1,15 @@
 """A pinned canvas's own rule: slots become final as a whole, in few forwards."""
 
-from typing import ClassVar, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from diffray.components.block import Block, Proposal
 from diffray.components.decoder import Decoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diffray.components.block import Block, Proposal
 
 _MOST_STEPS: Final = 2  # of an answer, or one for each of its blocks if it has more
 
@@ -28,7 +31,7 @@ class WholeSlots(Decoder):
         "them all.",
     )
 
-    def accept(self, proposal: Proposal, block: Block) -> Tensor:
+    def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":
         assert proposal.value_BL is not None, "there are no slots"
         # Each block after this one takes at least one step.
         last_B = block.step_B + block.count_B - block.index_B >= _MOST_STEPS

@@ -12,16 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from diffray.kernels import acceptance
-from diffray.kernels.acceptance import (
-    CONFIDENT,
-    LONGEST,
-    RATHER_MASKED,
-    SHARE,
-    TIE,
-    Progress,
-    Rules,
-)
+from diffray.kernels.acceptance import LONGEST, RATHER_MASKED, TIE, Progress, Rules
 from diffray.kernels.confidence import Confidence
+from diffray.kernels.rules import CONFIDENT, SHARE
 from diffray.kernels.triton.launch import overlapped, variants_of, wait_for_previous
 from diffray.kernels.variants import Kernel, Shape, rounded_up
 

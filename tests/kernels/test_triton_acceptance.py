@@ -8,6 +8,7 @@ from tests.helpers.triton_device import DEVICE  # isort: skip
 from diffray.kernels import acceptance as reference
 from diffray.kernels.acceptance import Progress, Rules, Settling
 from diffray.kernels.confidence import Confidence
+from diffray.kernels.rules import SHARE
 from diffray.kernels.triton.acceptance import SETTLE, settle
 
 
@@ -85,7 +86,7 @@ def test_a_row_with_nothing_sure_gets_its_best_and_only_that() -> None:
     mask_R1 = torch.full((len(low_R), 1), -99.0)
     found = found._replace(logits_R=low_R, best_R=low_R, gathered_RK=mask_R1)
     wanted = torch.full((6,), 2.0, dtype=torch.float64)
-    rules = Rules(torch.full((6,), reference.SHARE), wanted, torch.full((6,), 99))
+    rules = Rules(torch.full((6,), SHARE), wanted, torch.full((6,), 99))
     steps_B = torch.full((6,), 99)  # all odd positions have been taken
     progress = place.progress._replace(steps_B=steps_B, masked_BL=place.open_BL.clone())
     for run in (settle, reference.settle):

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from diffray import CompletionOutput, DiffusionLLM, RequestOutput, SamplingParams
-from diffray.components.checkpoints.checkpoint import resolve
+from diffray.components.checkpoints.folder import resolve
 from examples.train_demo.model import Body, DemoModel, Shape, to_checkpoint
 
 PROMPTS = ("The", "Once there was", "Write a list of", "Tom and Lily")

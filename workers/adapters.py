@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from diffray.components.checkpoints.checkpoint import pinned, read_config, resolve
+from diffray.components.checkpoints.folder import pinned, read_config, resolve
 from diffray.components.checkpoints.lora import MAX_RANK, Adapter, add_adapter, remove_adapter
 from diffray.components.config import InvalidField
 from diffray.components.denoiser import Denoiser

@@ -16,7 +16,8 @@ from diffray.components.backend import (
     use_threads,
 )
 from diffray.components.caches.vicinity import Vicinity
-from diffray.components.checkpoints.checkpoint import load_model, read_config, resolve
+from diffray.components.checkpoints.checkpoint import load_model
+from diffray.components.checkpoints.folder import read_config, resolve
 from diffray.components.checkpoints.special_tokens import NO_MASK, special_ids
 from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool, kv_format, position_bytes

@@ -14,7 +14,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from benchmarks.random_checkpoint import Shape, config_of, write
-from diffray.components.checkpoints.checkpoint import resolve
+from diffray.components.checkpoints.folder import resolve
 
 VOCAB, ORDINARY = 126464, 126080
 END_ID, MASK_ID = 126081, 126336

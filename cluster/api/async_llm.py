@@ -14,7 +14,7 @@ from diffray.cluster.control.engine_config import EngineConfig, RanksKeywords, R
 from diffray.cluster.control.local import load_local
 from diffray.cluster.control.ranks import connect_ray, start_ranks
 from diffray.cluster.control.weight_changes import InFlight, check_level
-from diffray.components.checkpoints.checkpoint import resolve
+from diffray.components.checkpoints.folder import resolve
 from diffray.components.checkpoints.update import Source
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from pydantic import Field, ValidationError
 
-from diffray.components.checkpoints.weights import read_json
+from diffray.components.checkpoints.folder import read_json
 from diffray.components.config import Config, explain
 
 log = logging.getLogger(__name__)

@@ -70,7 +70,7 @@ async def engine_answers(model: str, config: "EngineConfig") -> AsyncGenerator[A
     from diffray.cluster.api.service import Service
     from diffray.cluster.control.engine_client import EngineFailed
     from diffray.cluster.control.local import load_local
-    from diffray.components.checkpoints.checkpoint import resolve
+    from diffray.components.checkpoints.folder import resolve
     from diffray.workers.adapters import LoadedAdapters
 
     engine, tokenizer = load_local(model, config)

@@ -60,7 +60,7 @@ def _read_prompt(prompt: str | None, model: str) -> str:
         return text
     if model not in DEMOS:
         if "/" not in model or not HUB_ID.fullmatch(model):
-            from diffray.components.checkpoints.checkpoint import resolve
+            from diffray.components.checkpoints.folder import resolve
 
             resolve(model)  # reports a wrong path first; downloads nothing
         raise typer.BadParameter("give a prompt, or - to read it from stdin", param_hint="PROMPT")

@@ -17,7 +17,7 @@ from diffray.cluster.serve.address import Server, check_free
 from diffray.cluster.serve.haproxy import has_haproxy
 from diffray.cluster.serve.ports import BLOCK, claim_block
 from diffray.components.backend import choose_device, choose_dtype, driver_version
-from diffray.components.checkpoints.checkpoint import read_config, resolve
+from diffray.components.checkpoints.folder import read_config, resolve
 from diffray.components.checkpoints.info import describe
 from diffray.components.container import available_memory, usable_cores
 from diffray.components.models.registry import runs_on_torch_alone

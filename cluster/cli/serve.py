@@ -185,7 +185,7 @@ def _check_models(applications: "Applications") -> None:
     """Refuse a checkpoint that cannot be served, before a cluster is started for it."""
     import torch
 
-    from diffray.components.checkpoints.checkpoint import read_config, resolve
+    from diffray.components.checkpoints.folder import read_config, resolve
     from diffray.components.mesh import Mesh
     from diffray.components.models.registry import build_model, check_ranks, check_sharing
     from diffray.components.policy import DiffusionParams, Policy

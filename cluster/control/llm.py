@@ -15,7 +15,7 @@ from diffray.cluster.control.events import Event
 from diffray.cluster.control.llm_upkeep import Upkept
 from diffray.cluster.control.local import WaitingEngine
 from diffray.cluster.control.ranks import WaitingRanks
-from diffray.components.checkpoints.checkpoint import resolve
+from diffray.components.checkpoints.folder import resolve
 from diffray.components.grammar.canvas import LONGEST
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams

@@ -25,8 +25,8 @@ from diffray.cluster.serve.replica_metrics import export
 from diffray.cluster.serve.replicas import About, Replicas
 from diffray.cluster.serve.wanted import EveryReplica, Record
 from diffray.cluster.serve.with_trainer import Members, Share
-from diffray.components.checkpoints.checkpoint import resolve
 from diffray.components.checkpoints.demos import description, examples
+from diffray.components.checkpoints.folder import resolve
 from diffray.components.checkpoints.update import check_folder
 from diffray.components.config import InvalidField
 from diffray.components.policy import DiffusionParams, Policy

@@ -14,7 +14,7 @@ from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Lo
 from diffray.cluster.control.weight_changes import InFlight, already
 from diffray.cluster.serve.replicas import Replicas
 from diffray.cluster.serve.with_trainer import WithTrainer
-from diffray.components.checkpoints.checkpoint import pinned
+from diffray.components.checkpoints.folder import pinned
 from diffray.components.checkpoints.update import Source
 from diffray.components.lora import LoRA
 from diffray.workers.adapters import LoadedAdapters

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from diffray.components.checkpoints.checkpoint import differences
+from diffray.components.checkpoints.folder import CheckpointError, listed
 from diffray.components.checkpoints.update import HasParts
-from diffray.components.checkpoints.weights import FLOATS, CheckpointError, Stored, listed
+from diffray.components.checkpoints.weights import FLOATS, Stored
 from diffray.components.checkpoints.writer import Written, as_bytes, header
 from diffray.components.models.fields import Config
 

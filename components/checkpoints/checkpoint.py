@@ -6,7 +6,6 @@ All tensors are checked before the first is read; then each is copied straight i
 import re
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,26 +18,27 @@ from diffray.components.backend import (
     choose_quantization,
     send,
 )
-from diffray.components.checkpoints.demos import DEMOS, HUB_ID, demo_path
+from diffray.components.checkpoints.folder import (
+    CheckpointError,
+    listed,
+    read_config,
+    resolve,
+)
 from diffray.components.checkpoints.quantized import QuantizedFile, read_layout
 from diffray.components.checkpoints.recommended import with_recommended
 from diffray.components.checkpoints.weights import (
     FLOATS,
-    CheckpointError,
     HasTensors,
     Stored,
     WeightFile,
-    listed,
     open_weights,
-    read_json,
 )
 from diffray.components.denoiser import Denoiser
 from diffray.components.layers import Part, Parts, Piece
 from diffray.components.mesh import Mesh
-from diffray.components.models.fields import Config, shown
+from diffray.components.models.fields import Config
 from diffray.components.models.registry import build_model, kernels_for
 from diffray.components.quantization import Given, Scheme
-from diffray.components.spelling import did_you_mean
 from diffray.kernels.quantize import quantize
 from diffray.kernels.variants import UNTRIED, Choices
 
@@ -46,8 +46,6 @@ from diffray.kernels.variants import UNTRIED, Choices
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq)$")
 _BAND = 32 << 20  # bytes
 _QUANTIZED_BAND = 128 << 10
-_COMMIT = re.compile(r"([0-9a-f]{40})?")
-_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
 def load_model(
@@ -232,89 +230,3 @@ def _bands(part: Part) -> Iterator[Piece]:
             band = target[row : row + rows]
             place = slice(start + row, start + row + len(band))
             yield Piece(band, (place, *index[1:]))
-
-
-def resolve(path_or_hub_id: str | Path) -> Path:
-    """Return the checkpoint's folder: a demo's, a local one, or one downloaded from the Hub.
-
-    A Hub id may end in @ and a commit.
-    """
-    demo = demo_path(str(path_or_hub_id))
-    if demo is not None:
-        return demo
-    path = Path(path_or_hub_id).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise CheckpointError(f"{path} is a file; give the checkpoint's folder")
-    name, _, commit = str(path_or_hub_id).partition("@")
-    if "/" not in name and (near := did_you_mean(name, DEMOS)):
-        raise CheckpointError(f"there is no folder or demo model {name!r}{near}")
-    if not HUB_ID.fullmatch(name) or not _COMMIT.fullmatch(commit):
-        raise CheckpointError(
-            f"there is no folder {str(path_or_hub_id)!r}, and it is not a Hub id (OWNER/NAME); "
-            "give a checkpoint's folder or its Hub id"
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        download = partial(snapshot_download, name, revision=commit or None)
-        folder = Path(download(allow_patterns=_FILES))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(download(allow_patterns=[*_FILES, "pytorch_model*.bin"]))
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise CheckpointError(_why_not(name, error)) from error
-    return folder
-
-
-def pinned(path_or_hub_id: str | Path) -> str:
-    """Return a source that keeps leading to the same checkpoint: a folder, or a Hub id @ commit."""
-    folder = resolve(path_or_hub_id)
-    if folder.parent.name != "snapshots" or Path(path_or_hub_id).expanduser().is_dir():
-        return str(folder.resolve())
-    return f"{str(path_or_hub_id).partition('@')[0]}@{folder.name}"
-
-
-def _why_not(name: str, error: Exception) -> str:
-    """Return why a checkpoint could not be downloaded, and what to do."""
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
-
-    match error:
-        case LocalEntryNotFoundError() | OfflineModeIsEnabled():
-            return (
-                f"{name!r} was not downloaded before, and the Hugging Face Hub cannot be reached; "
-                "give a checkpoint's folder, connect this machine to the internet, or set HF_HOME "
-                "to a folder with downloads"
-            )
-        case GatedRepoError():
-            return (
-                f"{name!r} needs its owner's permission; ask for it at "
-                f"https://huggingface.co/{name} and set HF_TOKEN"
-            )
-        case RepositoryNotFoundError():
-            return (
-                f"the Hugging Face Hub shows no {name!r}; give a checkpoint's folder, its Hub id, "
-                f"or one of: {', '.join(DEMOS)}, and for a private model set HF_TOKEN"
-            )
-        case _:
-            reason = next(iter(str(error).split("\n")), "").strip()
-            return f"{name!r} could not be downloaded ({type(error).__name__}: {reason})"
-
-
-def read_config(path: Path) -> Config:
-    """Read the checkpoint's config.json."""
-    if not (path / "config.json").is_file():
-        raise CheckpointError(f"{path} has no config.json; give the folder of a checkpoint")
-    config = read_json(path / "config.json")
-    names = config.get("architectures") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(
-            f"{path / 'config.json'}: 'architectures' is {shown(names)}; expected a list of names"
-        )
-    return config

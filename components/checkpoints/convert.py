@@ -12,19 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffray.components.checkpoints.checkpoint import (
-    account,
-    names_in,
-    open_checkpoint,
-    read_config,
-    resolve,
-)
-from diffray.components.checkpoints.weights import (
-    CheckpointError,
-    Stored,
-    WeightFile,
-    open_weights,
-)
+from diffray.components.checkpoints.checkpoint import account, names_in, open_checkpoint
+from diffray.components.checkpoints.folder import CheckpointError, read_config, resolve
+from diffray.components.checkpoints.weights import Stored, WeightFile, open_weights
 from diffray.components.checkpoints.writer import Written, new_folder, write_checkpoint
 from diffray.components.layers import Index
 from diffray.components.mesh import Mesh

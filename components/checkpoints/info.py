@@ -10,14 +10,8 @@ from typing import Any
 import torch
 
 from diffray.components.backend import DTYPES
-from diffray.components.checkpoints.checkpoint import (
-    account,
-    names_in,
-    one_of,
-    open_checkpoint,
-    read_config,
-    resolve,
-)
+from diffray.components.checkpoints.checkpoint import account, names_in, one_of, open_checkpoint
+from diffray.components.checkpoints.folder import read_config, resolve
 from diffray.components.checkpoints.recommended import with_recommended
 from diffray.components.checkpoints.special_tokens import find_ids
 from diffray.components.denoiser import Denoiser

@@ -8,11 +8,8 @@ import torch
 from torch import Tensor
 
 from diffray.components.backend import free_memory, send
-from diffray.components.checkpoints.weights import (
-    CheckpointError,
-    SafetensorsFile,
-    read_json,
-)
+from diffray.components.checkpoints.folder import CheckpointError, read_json
+from diffray.components.checkpoints.weights import SafetensorsFile
 from diffray.components.denoiser import Denoiser
 from diffray.components.layers import Part, Parts, wide
 from diffray.components.lora import CONFIG, WEIGHTS, LoRA, PeftConfig

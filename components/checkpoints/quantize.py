@@ -13,15 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diffray.components.checkpoints.checkpoint import (
-    account,
-    copy_bands,
-    names_in,
-    open_checkpoint,
-    read_config,
-    resolve,
-)
-from diffray.components.checkpoints.weights import CheckpointError, Stored, WeightFile
+from diffray.components.checkpoints.checkpoint import account, copy_bands, names_in, open_checkpoint
+from diffray.components.checkpoints.folder import CheckpointError, read_config, resolve
+from diffray.components.checkpoints.weights import Stored, WeightFile
 from diffray.components.checkpoints.writer import Written, new_folder, write_checkpoint
 from diffray.components.layers import Part, Piece
 from diffray.components.mesh import Mesh

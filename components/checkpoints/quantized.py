@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from diffray.components.checkpoints.folder import CheckpointError
 from diffray.components.checkpoints.schemes import Group, gptq_format, groups_of
-from diffray.components.checkpoints.weights import CheckpointError, Stored, WeightFile
+from diffray.components.checkpoints.weights import Stored, WeightFile
 from diffray.components.layers import Index
 from diffray.components.models.fields import Config, shown
 from diffray.components.quantization import Scheme

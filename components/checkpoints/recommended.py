@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from diffray.components.checkpoints.weights import CheckpointError, read_json
+from diffray.components.checkpoints.folder import CheckpointError, read_json
 from diffray.components.config import explain
 from diffray.components.model_spec import ModelSpec
 from diffray.components.models.advice import family_of

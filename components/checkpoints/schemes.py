@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from diffray.components.checkpoints.weights import CheckpointError
+from diffray.components.checkpoints.folder import CheckpointError
 from diffray.components.models.fields import shown
 from diffray.kernels.formats import FORMATS, Format
 

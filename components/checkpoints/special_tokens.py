@@ -5,7 +5,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, Literal
 
-from diffray.components.checkpoints.weights import CheckpointError, read_json
+from diffray.components.checkpoints.folder import CheckpointError, read_json
 from diffray.components.models.fields import Config, shown
 
 Kind = Literal["mask", "eos"]

@@ -19,16 +19,9 @@ from diffray.components.checkpoints.checkpoint import (
     look_through,
     names_in,
     open_checkpoint,
-    read_config,
-    resolve,
 )
-from diffray.components.checkpoints.weights import (
-    FLOATS,
-    CheckpointError,
-    Stored,
-    WeightFile,
-    listed,
-)
+from diffray.components.checkpoints.folder import CheckpointError, listed, read_config, resolve
+from diffray.components.checkpoints.weights import FLOATS, Stored, WeightFile
 from diffray.components.layers import Index, Parts
 from diffray.components.mesh import Mesh
 from diffray.components.models.fields import Config

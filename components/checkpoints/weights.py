@@ -3,7 +3,6 @@
 Opening reads only headers; slices are read on demand.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from diffray.components.checkpoints.folder import CheckpointError, listed, read_json, reason_of
 from diffray.components.layers import Index
 from diffray.components.models.fields import shown
 from diffray.kernels.quantize import Quantized
@@ -32,11 +32,6 @@ WHOLE = {
 }
 _MAPPED = 32 << 20  # bytes
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
-_LARGEST_JSON = 256 << 20  # bytes; tokenizers of hundreds of thousands of tokens take 30 MB
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be loaded; the message says why and what to do."""
 
 
 class Stored(NamedTuple):
@@ -90,7 +85,8 @@ class SafetensorsFile:
             }
         except (SafetensorError, OSError, ValueError, OverflowError) as error:
             raise CheckpointError(
-                f"{path} is truncated or not a safetensors file ({_why(error)}); download it again"
+                f"{path} is truncated or not a safetensors file ({reason_of(error)}); "
+                "download it again"
             ) from error
 
     def read(self, name: str, index: Index) -> Tensor:
@@ -114,8 +110,8 @@ class TorchFile:
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # torch's reader raises all kinds of errors for a damaged file
             raise CheckpointError(
-                f"{path} is truncated or not a state dict that torch loads safely ({_why(error)}); "
-                "download it again, or save it as safetensors"
+                f"{path} is truncated or not a state dict that torch loads safely "
+                f"({reason_of(error)}); download it again, or save it as safetensors"
             ) from error
         if not isinstance(state, dict) or not all(map(_is_plain, state.items())):
             raise CheckpointError(f"{path} is not a flat dict of tensors; save it as safetensors")
@@ -189,47 +185,3 @@ def _open_index(index: Path) -> list[WeightFile]:
             f"index and files do not belong together, download them again"
         )
     return files
-
-
-def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object; refuse duplicate keys with different values."""
-    try:
-        if path.stat().st_size > _LARGEST_JSON:
-            raise CheckpointError(
-                f"{path} has more than {_LARGEST_JSON >> 20} MiB, too much for JSON"
-            )
-        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_twins)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except CheckpointError:
-        raise
-    except RecursionError as error:
-        raise CheckpointError(f"{path} is nested too deeply; download it again") from error
-    except ValueError as error:
-        reason = _why(error)
-        raise CheckpointError(f"{path} is not valid JSON ({reason}); download it again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
-    return value
-
-
-def _no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        for name, value in pairs:
-            if made[name] != value:
-                raise ValueError(f"the key {shown(name)} occurs twice with different values")
-    return made
-
-
-def _why(error: Exception) -> str:
-    """Return the first line of a parser's message, without content of the file."""
-    line = next(iter(str(error).splitlines()), "") or type(error).__name__
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line[:200])
-
-
-def listed(names: list[str]) -> str:
-    """Return the first five names and a count of the rest."""
-    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    short = (name if name.isprintable() and len(name) <= 200 else shown(name) for name in names[:5])
-    return ", ".join(short) + rest

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffray.components.checkpoints.weights import FLOATS, WHOLE, CheckpointError, Stored
+from diffray.components.checkpoints.folder import CheckpointError
+from diffray.components.checkpoints.weights import FLOATS, WHOLE, Stored
 from diffray.components.models.fields import Config
 
 _SIDE_FILES = {".json", ".jinja", ".model", ".txt", ".md"}

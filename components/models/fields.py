@@ -1,9 +1,11 @@
 """Typed access to a checkpoint's config.json, where every complaint names the key."""
 
+import math
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from diffray.kernels.rope_scaling import Rope, yarn_magnitude
+if TYPE_CHECKING:
+    from diffray.kernels.rope_scaling import Rope
 
 Config = Mapping[str, object]
 
@@ -83,11 +85,13 @@ class Fields:
         if value != allowed:
             raise self._wrong(key, value, f"{allowed!r}: nothing else is implemented")
 
-    def rope(self, positions: int) -> Rope:
+    def rope(self, positions: int) -> "Rope":
         """Return the rotation of a model made for `positions`, possibly scaled to more.
 
         Newer files keep its fields in `rope_parameters`, older ones the scaling in `rope_scaling`.
         """
+        from diffray.kernels.rope_scaling import Rope  # it imports torch
+
         is_new = self.config.get("rope_parameters") is not None
         inner = self.inner("rope_parameters" if is_new else "rope_scaling", {})
         theta = (
@@ -119,9 +123,9 @@ class Fields:
             return self.number("attention_factor")
         factor, weights = self.number("factor"), ("mscale", "mscale_all_dim")
         if all(self.config.get(key) for key in weights):
-            over, under = (yarn_magnitude(factor, self.number(key)) for key in weights)
+            over, under = (_yarn_magnitude(factor, self.number(key)) for key in weights)
             return over / under
-        return yarn_magnitude(factor)
+        return _yarn_magnitude(factor)
 
     def head_dim(self, hidden: int, heads: int) -> int:
         """Return the size of a head: its own key, or the hidden size's share."""
@@ -192,3 +196,8 @@ def shown(value: object) -> str:
     """Return a file's value as an error may quote it: in ASCII, and shortened."""
     text = ascii(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def _yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """Return by how much YaRN enlarges cos and sin, because attention to more keys is flatter."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

@@ -17,16 +17,11 @@ from torch import Tensor
 
 from benchmarks.golden import FAMILIES as GOLDEN_FAMILIES
 from diffray.components.backend import choose_device, choose_dtype
-from diffray.components.checkpoints.checkpoint import (
-    fill,
-    load_model,
-    names_in,
-    read_config,
-    resolve,
-)
+from diffray.components.checkpoints.checkpoint import fill, load_model, names_in
+from diffray.components.checkpoints.folder import CheckpointError, read_config, resolve
 from diffray.components.checkpoints.info import describe
 from diffray.components.checkpoints.special_tokens import special_ids
-from diffray.components.checkpoints.weights import CheckpointError, WeightFile, open_weights
+from diffray.components.checkpoints.weights import WeightFile, open_weights
 from diffray.components.layers import Index
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import choose_build

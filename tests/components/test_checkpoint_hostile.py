@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from diffray.cluster.api.defaults import read_generation_defaults
-from diffray.components.checkpoints.checkpoint import load_model, read_config
+from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.convert import convert
+from diffray.components.checkpoints.folder import CheckpointError, read_config, read_json
 from diffray.components.checkpoints.info import describe
 from diffray.components.checkpoints.special_tokens import find_ids, special_ids
-from diffray.components.checkpoints.weights import CheckpointError, open_weights, read_json
+from diffray.components.checkpoints.weights import open_weights
 from diffray.workers.text import Tokenizer
 from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny import tiny_checkpoint

@@ -16,8 +16,8 @@ from benchmarks.golden import golden
 from diffray import DiffusionLLM
 from diffray.components.batch import Batch, Window
 from diffray.components.checkpoints.checkpoint import load_model
+from diffray.components.checkpoints.folder import CheckpointError
 from diffray.components.checkpoints.info import describe
-from diffray.components.checkpoints.weights import CheckpointError
 from diffray.components.decoders.entropy_bound import EntropyBound
 from diffray.components.iterations import Renoise
 from diffray.components.kv_pool import KVPool

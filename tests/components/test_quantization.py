@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from diffray import DiffusionLLM, SamplingParams
-from diffray.components.checkpoints.checkpoint import load_model, read_config
+from diffray.components.checkpoints.checkpoint import load_model
+from diffray.components.checkpoints.folder import read_config
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from diffray.components.checkpoints.checkpoint import resolve
+from diffray.components.checkpoints.folder import resolve
 from tests.helpers.tiny_checkpoints import LLADA, random_weights, save
 
 _NEVER = ("wte", "embed", "ff_out.weight", "lm_head", "gate.weight", "norm")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli import main as cli
-from diffray.components.checkpoints import checkpoint
+from diffray.components.checkpoints import folder as checkpoint
 from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, FUNCTION, demo_path, examples
 from diffray.components.mesh import Mesh
 from diffray.components.models.advice import ADVICE

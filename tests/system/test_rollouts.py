@@ -6,7 +6,7 @@ from statistics import mean, variance
 import pytest
 
 from diffray import DiffusionLLM
-from diffray.components.checkpoints.checkpoint import resolve
+from diffray.components.checkpoints.folder import resolve
 from examples.rollouts import PROMPTS, Policy, logprobs, rollouts, sampling
 from examples.train_demo.gradients import products_dtype
 

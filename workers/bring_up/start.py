@@ -21,7 +21,7 @@ from diffray.components.backend import (
     choose_recorder,
     gpu_facts,
 )
-from diffray.components.checkpoints.checkpoint import read_config, resolve
+from diffray.components.checkpoints.folder import read_config, resolve
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import kernels_for
 from diffray.kernels import flashinfer_experts, variants

@@ -45,7 +45,7 @@ def write_data(
 ) -> dict[str, Any]:
     """Return the prompts in guidellm's terms; write those of a data set to the folder."""
     if name == RANDOM:
-        from diffray.components.checkpoints.checkpoint import resolve
+        from diffray.components.checkpoints.folder import resolve
 
         prefix = {"prefix_count": 1, "prefix_tokens": data.random_prefix_len}
         synthetic = {

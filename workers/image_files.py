@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
-import torch
+import numpy as np
 
 from diffray.components.config import InvalidField
 from diffray.components.image import Image, Sight
@@ -47,10 +47,10 @@ def read_image(picture: Picture, sight: Sight) -> Image:
     columns, rows = _patches(*upright.size, sight)
     side = math.isqrt(sight.patch // 3)
     scaled = upright.resize((columns * side, rows * side), resample=3)  # bicubic
-    numbers = torch.frombuffer(bytearray(scaled.tobytes()), dtype=torch.uint8)
-    cut = numbers.view(rows, side, columns, side, 3).transpose(1, 2)
-    pixels = (cut.double() * (1 / 255)).float()
-    return Image(0, columns, pixels.contiguous().numpy().tobytes())
+    numbers = np.frombuffer(scaled.tobytes(), dtype=np.uint8)
+    cut = numbers.reshape(rows, side, columns, side, 3).swapaxes(1, 2)
+    pixels = (cut * (1 / 255)).astype(np.float32)  # the product is in float64
+    return Image(0, columns, pixels.tobytes())
 
 
 def _opened(picture: Picture) -> Any:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -12,8 +12,6 @@ from diffray.cluster.api.chat_messages import StrictModel
 from diffray.cluster.api.errors import Json, as_api_error
 from diffray.cluster.control.engine_client import EngineClient, Load
 from diffray.cluster.control.weight_changes import InFlight
-from diffray.components.checkpoints.update import Source
-from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.messages import AWAKE
 from diffray.workers.trainer_orders import (
     GROUP,
@@ -23,6 +21,10 @@ from diffray.workers.trainer_orders import (
     ReceiveWeights,
     TrainerOrder,
 )
+
+if TYPE_CHECKING:  # they import torch
+    from diffray.components.checkpoints.update import Source
+    from diffray.workers.adapters import LoadedAdapters
 
 UPDATE_WEIGHTS: Final = "/update_weights_from_disk"  # SGLang's names
 JOIN_TRAINER, LEAVE_TRAINER = "/init_weights_update_group", "/destroy_weights_update_group"
@@ -139,7 +141,7 @@ class Operated(Protocol):
     """What carries out an operator's requests: an engine, or all replicas of a deployment."""
 
     async def update_weights(
-        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
+        self, source: "Source", in_flight: InFlight = "finish", version: str | None = None
     ) -> str:
         """Replace the weights and return their version, or raise ValueError and change nothing."""
         ...
@@ -171,10 +173,10 @@ class OneEngine:
     """An engine without replicas, and the adapters that its requests may name."""
 
     engine: EngineClient
-    adapters: LoadedAdapters
+    adapters: "LoadedAdapters"
 
     async def update_weights(
-        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
+        self, source: "Source", in_flight: InFlight = "finish", version: str | None = None
     ) -> str:
         return await self.engine.update_weights(source, in_flight, version)
 

@@ -20,13 +20,13 @@ from diffray.cluster.control.engine_config import EngineConfig, RanksOptions
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.ray_settings import ALONE, SETTINGS, set_defaults, start_ray_here
 from diffray.cluster.control.weight_changes import InFlight
-from diffray.components.checkpoints.update import Source
-from diffray.workers.admission import CheckedRequest
 from diffray.workers.messages import ASLEEP
 from diffray.workers.trainer_orders import Received, TrainerOrder
 
 if TYPE_CHECKING:
     from diffray.cluster.control.remote import RemoteEngine
+    from diffray.components.checkpoints.update import Source  # imports torch
+    from diffray.workers.admission import CheckedRequest
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ class WaitingRanks:
             raise
         self.limits = self._engine.limits
 
-    def submit(self, request: CheckedRequest) -> None:
+    def submit(self, request: "CheckedRequest") -> None:
         self.open.add(request.uid)
         self._loop.call_soon_threadsafe(self._start, request)
 
@@ -148,7 +148,7 @@ class WaitingRanks:
         return events
 
     def update_weights(
-        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
+        self, source: "Source", in_flight: InFlight = "finish", version: str | None = None
     ) -> str:
         return self._wait(self._engine.update_weights(source, in_flight, version))
 
@@ -195,14 +195,14 @@ class WaitingRanks:
 
     # On the loop.
 
-    def _start(self, request: CheckedRequest) -> None:
+    def _start(self, request: "CheckedRequest") -> None:
         self._tasks[request.uid] = self._loop.create_task(self._run(request))
 
     def _end(self, uid: int) -> None:
         if task := self._tasks.get(uid):
             task.cancel()
 
-    async def _run(self, request: CheckedRequest) -> None:
+    async def _run(self, request: "CheckedRequest") -> None:
         try:
             async with aclosing(self._engine.submit(request)) as updates:
                 async for update in updates:

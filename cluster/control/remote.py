@@ -1,7 +1,6 @@
 """A replica's client of its coordinator, to which the HTTP layer submits requests.
 
-It keeps every open request and the tokens that have arrived, so the death of a coordinator costs a
-pause but no answer.
+It keeps open requests and their tokens, so a coordinator's death costs a pause but no answer.
 """
 
 import asyncio
@@ -10,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
@@ -35,12 +34,14 @@ from diffray.cluster.control.queued_request import QueuedRequest
 from diffray.cluster.control.remote_weights import RemoteWeights
 from diffray.cluster.control.restarts import Restarts
 from diffray.cluster.control.weight_changes import InFlight
-from diffray.components.checkpoints.update import Source
-from diffray.workers.admission import CheckedRequest
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, Update
 from diffray.workers.process import Process, own_process
 from diffray.workers.trainer_orders import Received, TrainerOrder, granted, lost
+
+if TYPE_CHECKING:  # they import torch
+    from diffray.components.checkpoints.update import Source
+    from diffray.workers.admission import CheckedRequest
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class RemoteEngine:
         return self._restarts.total
 
     async def submit(
-        self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
+        self, request: "CheckedRequest", *, priority: int = 0, deadline: float | None = None
     ) -> AsyncGenerator[Update, None]:
         self._requests.check()
         if overdue := self._restarts.overdue(time.monotonic()):
@@ -131,7 +132,7 @@ class RemoteEngine:
         return [queued for uid, queued in self._queued.items() if uid in self._requests]
 
     async def update_weights(
-        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
+        self, source: "Source", in_flight: InFlight = "finish", version: str | None = None
     ) -> str:
         return await self.weights.update(source, in_flight, version, self._make)
 

@@ -5,11 +5,14 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from diffray.cluster.control.engine_client import Load
 from diffray.cluster.control.weight_changes import InFlight, WeightChanges
-from diffray.components.checkpoints.update import Source
 from diffray.workers.messages import Change
+
+if TYPE_CHECKING:
+    from diffray.components.checkpoints.update import Source  # imports torch
 
 Make = Callable[[Change, InFlight], Awaitable[str]]  # asks a coordinator; returns why it refused
 
@@ -33,7 +36,7 @@ class RemoteWeights:
 
     async def update(
         self,
-        source: Source,
+        source: "Source",
         in_flight: InFlight,
         version: str | None,
         make: Make,

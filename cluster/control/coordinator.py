@@ -25,7 +25,7 @@ from diffray.cluster.control.engine_client import (
 )
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import AGAIN, NO_REQUEST, Bulletin, Event, Kind, encode_events
-from diffray.cluster.control.heartbeat import Pulse, no_sign
+from diffray.cluster.control.heartbeat import LOADING, Pulse, no_sign
 from diffray.cluster.control.restarts import Restarts
 from diffray.cluster.control.scheduler import Scheduler
 from diffray.cluster.control.weight_changes import InFlight, WeightChanges
@@ -88,7 +88,9 @@ class Coordinator:
         )
         if self.replica is not None:
             self._tasks = [asyncio.create_task(self._kill_hung(self.replica))]
+        self._pulse.timeout = LOADING * self.config.heartbeat_timeout_s  # the replica imports
         await self.restarts.start(self._start_workers)
+        self._pulse.timeout = self.config.heartbeat_timeout_s
         assert self.workers is not None and self.workers.limits is not None
         limits = self.workers.limits
         self.driver = self._new_driver(limits.max_num_seqs, limits.num_pages)

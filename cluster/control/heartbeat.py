@@ -12,6 +12,7 @@ from typing import TypeVar
 log = logging.getLogger(__name__)
 
 BEATS = 6  # heartbeats within the timeout
+LOADING = 10  # times the timeout while a process imports or loads, which may hold Python's lock
 _POLLS = 4 * BEATS
 _LONG = _POLLS // 3  # polls after which silence is logged
 

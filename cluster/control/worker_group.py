@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from diffray.cluster.control.actors import DIED, actor_name, announce, first_line, kill_here
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.heartbeat import LOADING
 from diffray.cluster.control.hub import Failure, Hub
 from diffray.workers.limits import Limits
 from diffray.workers.messages import ControlAddress, RankPlace, RankSetup, Reply, Round, WireRequest
@@ -27,7 +28,6 @@ log = logging.getLogger(__name__)
 _DEATH_GRACE_S = 1.0  # after a rank's error, for Ray to report the death of another
 _LOOK_S = 0.5  # between checks whether a rank that Ray could not reach is alive
 _NO_ROUND = 0  # the number of a message that is not a round; rounds count from 1
-_LOADING = 10  # times the timeout for ranks that load, as loading may hold Python's lock
 
 
 class WorkersLost(EngineFailed):
@@ -40,7 +40,7 @@ class WorkerGroup:
     def __init__(self, model: str, config: EngineConfig, group: PlacementGroup) -> None:
         self.model, self.config, self.group = model, config, group
         self.size = config.tensor_parallel_size
-        silence = _LOADING * config.heartbeat_timeout_s
+        silence = LOADING * config.heartbeat_timeout_s
         self.hub = Hub(self.size, secrets.token_bytes(32), silence, partial(announce, model))
         self.limits: Limits | None = None  # once the ranks have loaded
         self.places: list[RankPlace] = []
@@ -152,7 +152,7 @@ class WorkerGroup:
     def send(self, message: Round[WireRequest] | None) -> None:
         if message is not None and (message.change or message.trainer):
             self._changes.add(message.number)
-            self.hub.expect_within(_LOADING * self.config.heartbeat_timeout_s)
+            self.hub.expect_within(LOADING * self.config.heartbeat_timeout_s)
         self.hub.broadcast(message)
 
     async def receive(self) -> Reply:

@@ -12,7 +12,6 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 
-from diffray.cluster.api.http_app import build_api
 from diffray.cluster.control.ranks import device_of_cluster
 from diffray.cluster.serve.app_config import AppConfig, app_config
 from diffray.cluster.serve.deployment import REPLICA, deployment_options, door_options
@@ -45,6 +44,8 @@ def application(config: AppConfig) -> Application:
     settings, about = config.api_settings(), about_toy(config)
 
     def api() -> FastAPI:  # built in the replica, because not all of it can be pickled
+        from diffray.cluster.api.http_app import build_api
+
         return build_api(current_service, settings, request_ids=False, about=about)
 
     return _bound(serve.ingress(api)(Replica), config)
@@ -61,6 +62,8 @@ def door_application(config: DoorConfig) -> Application:
     settings, first = config.api_settings(), next(iter(config.models))
 
     def api() -> FastAPI:
+        from diffray.cluster.api.http_app import build_api
+
         return build_api(current_door, settings, request_ids=False, model=first)
 
     plain: Any = serve.deployment(serve.ingress(api)(DoorReplica))

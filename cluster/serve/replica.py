@@ -5,42 +5,41 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from functools import partial
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from ray import serve
-from ray.serve.handle import DeploymentHandle
 
-from diffray.cluster.api.defaults import read_generation_defaults
 from diffray.cluster.api.errors import ApiError, Json, as_api_error
 from diffray.cluster.api.metrics import Snapshot
-from diffray.cluster.api.remote_images import RemoteImages
-from diffray.cluster.api.service import Service
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
 from diffray.cluster.serve.haproxy import PREFIX_ROUTED
 from diffray.cluster.serve.replica_metrics import export
-from diffray.cluster.serve.replicas import About, Replicas
-from diffray.cluster.serve.wanted import EveryReplica, Record
+from diffray.cluster.serve.replicas import About
 from diffray.cluster.serve.with_trainer import Members, Share
-from diffray.components.checkpoints.demos import description, examples
-from diffray.components.checkpoints.folder import resolve
-from diffray.components.checkpoints.update import check_folder
-from diffray.components.config import InvalidField
-from diffray.components.policy import DiffusionParams, Policy
-from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.output import Followed
-from diffray.workers.text import Tokenizer
 from diffray.workers.trainer_orders import TrainerOrder
+
+if TYPE_CHECKING:
+    from diffray.cluster.api.service import Service
+    from diffray.cluster.serve.wanted import EveryReplica
 
 log = logging.getLogger("ray.serve")
 
-_service: Service | None = None  # the service of this process, for its endpoint
+# With torch and transformers: while a replica imports them, its ranks start.
+_IMPORTED_LATER: Final = (
+    "diffray.cluster.serve.replica_service",
+    "diffray.cluster.api.http_app",
+    "transformers.tokenization_utils_tokenizers",
+)
+
+_service: "Service | None" = None  # the service of this process, for its endpoint
 
 
-def current_service() -> Service:
+def current_service() -> "Service":
     """Return the service of this process's replica."""
     if _service is None:
         raise EngineFailed("the model is being loaded; try again in a moment")
@@ -51,7 +50,7 @@ class Replica:
     """The class that Serve starts, checks for health and load, and stops."""
 
     engine: RemoteEngine | None = None
-    every: EveryReplica | None = None
+    every: "EveryReplica | None" = None
     _tasks: Sequence[asyncio.Task[None]] = ()
 
     async def __init__(self, config: AppConfig, deployed: str) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -59,57 +58,25 @@ class Replica:
         global _service
         if config.deployment_config.prefix_routing and type(self) is not Replica:
             _check_that_proxies_know(serve.get_replica_context().app_name)
-        source, options = config.model_source, config.engine_kwargs
-        adapters = LoadedAdapters.of(
-            source, options.lora_modules, options.max_lora_rank, reserved=(config.model_id,)
+        starting = asyncio.create_task(
+            RemoteEngine.start(config.model_source, config.engine_kwargs)
         )
-        self.engine = await RemoteEngine.start(source, options)
-        path = resolve(source)
-        tokenizer = Tokenizer.load(path, self.engine.limits.mask_token_id)
-        context = serve.get_replica_context()
-        if config.deployment_config.prefix_routing and not self.engine.limits.spec.block_causal:
-            raise EngineFailed(
-                "prefix_routing needs block-causal attention: with this model no two requests can "
-                "share K/V; leave it out"
-            )
         try:
-            Policy.resolve(DiffusionParams().over(config.diffusion), self.engine.limits.spec)
-        except InvalidField as error:
-            raise EngineFailed(f"diffusion: the default does not fit this model: {error}") from None
-        own = context.replica_id.unique_id
-        replicas = Replicas(DeploymentHandle(context.deployment, context.app_name))
-        check = partial(check_folder, path, options.dtype)
-        self.every = EveryReplica(
-            self.engine,
-            adapters,
-            replicas,
-            Record(deployed),
-            check,
-            options.load_timeout_s,
-            own,
-            options.tensor_parallel_size,
-        )
-        if failure := await self.every.catch_up():
-            raise EngineFailed(failure)
-        _service = Service(
-            self.engine,
-            tokenizer,
-            (config.model_id,),
-            diffusion=config.diffusion,
-            defaults=config.generation_defaults.over(read_generation_defaults(path)),
-            deadline=config.request_timeout_s,
-            replica=own,
-            others=partial(replicas.ask, "snapshot"),
-            operated=self.every,
-            adapters=adapters,
-            scheduling_policy=options.scheduling_policy,
-            description=description(source, config.model_id),
-            examples=examples(source),
-            remote_images=RemoteImages(config.api),
-        )
+            for module in _IMPORTED_LATER:
+                await asyncio.to_thread(import_module, module)
+            from diffray.cluster.serve.replica_service import adapters_of, service_of
+
+            adapters = adapters_of(config)
+            self.engine = await starting
+        finally:
+            if self.engine is None:  # otherwise its ranks would stay
+                starting.cancel()
+                await asyncio.wait([starting])
+        _service, self.every = await service_of(self.engine, config, adapters, deployed)
         _service.start()
         forever = export(_service.snapshot), self.every.keep_up()
         self._tasks = [asyncio.create_task(each) for each in forever]
+        own = serve.get_replica_context().replica_id.unique_id
         log.info("%s is ready (replica %s, process %d)", config.model_id, own, os.getpid())
 
     # For handles: bodies and answers are those of the HTTP endpoints, errors are ApiErrors.

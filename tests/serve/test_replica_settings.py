@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diffray.cluster.serve import replica
+from diffray.cluster.serve import replica, replica_service
 from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.wanted import Wanted
 from tests.helpers.files_server import files_server
@@ -39,16 +39,14 @@ def test_a_replica_fetches_images_from_the_hosts_of_its_configuration(
 ) -> None:
     own = SimpleNamespace(unique_id="own")
     context = SimpleNamespace(replica_id=own, deployment="demo", app_name="demo")
-    cluster: dict[str, Any] = {
-        "RemoteEngine": Started,
-        "DeploymentHandle": lambda *_: None,
-        "Record": NoRecord,
-        "export": forever,
-        "serve": SimpleNamespace(get_replica_context=lambda: context),
-        "_service": None,
-    }
+    cluster: dict[str, Any] = {"RemoteEngine": Started, "export": forever, "_service": None}
     for name, stand_in in cluster.items():
         monkeypatch.setattr(replica, name, stand_in)
+    monkeypatch.setattr(replica_service, "DeploymentHandle", lambda *_: None)
+    monkeypatch.setattr(replica_service, "Record", NoRecord)
+    for module in (replica, replica_service):
+        serve = SimpleNamespace(get_replica_context=lambda: context)
+        monkeypatch.setattr(module, "serve", serve)
     monkeypatch.delattr(replica.Replica, "__del__")  # Serve awaits it
 
     async def story(url: str) -> bytes:

@@ -20,7 +20,7 @@ ROOMS = ("cluster", "components", "kernels", "workers")
 # What a build needs of the source tree. The build runs in a copy: setuptools leaves folders behind.
 SOURCES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "diffray", *ROOMS, "tests")
 # Modules of processes that start often, or that others wait for: torch takes seconds to import.
-WITHOUT_TORCH = ("api.grammar_worker", "control.coordinator", "serve.config_file")
+WITHOUT_TORCH = ("api.grammar_worker", "control.coordinator", "serve.server")
 
 needs_source_tree = pytest.mark.skipif(
     not (ROOT / "diffray").is_dir(), reason="the tests stand alone, without the source tree"

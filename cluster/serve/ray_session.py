@@ -30,21 +30,24 @@ def running_ray(
     applications: Applications,
     server: Server,
     ending: Ending,
-    say: Callable[[str], None],
+    checked: Callable[[], None],
 ) -> Iterator[None]:
-    """Connect to the cluster, or start one on this machine and end it afterwards."""
+    """Connect to the cluster, or start one on this machine and end it afterwards.
+
+    `checked` waits until the models have been checked, too.
+    """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     try:
         if server.address is not None:
             ray.init(address=server.address, **quiet)
         else:
-            say("Starting Ray on this machine ...")
             start_ray(applications, include_dashboard=server.dashboard, **quiet)
     except Exception as error:  # Ray raises all kinds of errors
         what = "be started" if server.address is None else f"be reached at {server.address}"
         raise ValueError(f"Ray could not {what}: {' '.join(str(error).split())}") from None
     try:
+        checked()
         if server.address is None:
             check_room(applications)
             ending.failure = dead_part_of_ray

@@ -24,7 +24,6 @@ from diffray.cluster.serve.address import (
     check_free,
     joined,
     reachable_url,
-    reserved,
 )
 from diffray.cluster.serve.app import application, door_application
 from diffray.cluster.serve.app_config import AppConfig
@@ -46,13 +45,13 @@ def run_server(
     server: Server,
     ending: Ending,
     say: Callable[[str], None],
+    checked: Callable[[], None],
 ) -> None:
-    """Serve until interrupted, then let running requests finish."""
+    """Serve until interrupted, then let running requests finish; `checked` waits for the models."""
     ending.limit_s = _END_S + max(each.grace_s for each in applications.all)
     with (
-        reserved(server),
         reports_printed(say),
-        running_ray(applications, server, ending, say),
+        running_ray(applications, server, ending, checked),
         standing_in(server),
     ):
         server = start_serve(server)

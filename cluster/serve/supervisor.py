@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -59,16 +60,23 @@ def supervised() -> Iterator["Ending"]:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     ending = Ending(folder, supervisor)
     threading.Thread(target=ending.watch, name="ending", daemon=True).start()
+    with _ends_with(partial(_exit, folder=folder)):
+        yield ending
+
+
+@contextmanager
+def _ends_with(end: Callable[[int], NoReturn]) -> Iterator[None]:
+    """End this process with the status that the body's outcome means for a command."""
     status = 1
     try:
-        yield ending
+        yield
         status = 0
-    except typer.Exit as end:
-        status = end.exit_code
+    except typer.Exit as given:
+        status = given.exit_code
     except BaseException:
         traceback.print_exc()
     finally:
-        _exit(status, folder)
+        end(status)
 
 
 class _Supervisor:
@@ -139,6 +147,33 @@ class Ending:
         self.limit_s = math.inf  # seconds that it has from then on
         self.failure: Callable[[], str | None] = lambda: None  # why the server cannot go on, if so
         self._supervisor = supervisor
+
+    @contextmanager
+    def unless_passed(self, check: Callable[[], object], then: str) -> Iterator[Callable[[], None]]:
+        """Run a check in another process beside the body, which gets a function that waits for it.
+
+        If it fails, it says why, and this process ends with all that it has started; no other error
+        comes before that. Once it has passed, the line `then` is said.
+        """
+        if not (child := os.fork()):
+            with _ends_with(os._exit):
+                check()
+
+        def follow() -> None:
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if code < 0:
+                say(f"diffray: a check of the model was killed ({signal.Signals(-code).name})")
+            if code:
+                _exit(1, self.folder)
+            if then:
+                say(then)
+
+        following = threading.Thread(target=follow, name="check", daemon=True)
+        following.start()
+        try:
+            yield following.join
+        finally:
+            following.join()
 
     def watch(self) -> None:
         """Check every second; in a thread, because the main one may wait for a dead Ray."""

@@ -159,6 +159,27 @@ def test_a_failure_is_said_and_ends_a_server_that_hangs() -> None:
         failed.ends(1, "it is broken")
 
 
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [("raise supervisor.typer.Exit(1)", ()), ("os.kill(os.getpid(), 9)", ("killed (SIGKILL)",))],
+)
+def test_a_check_that_fails_ends_a_server_that_went_on_meanwhile(
+    failure: str, words: tuple[str, ...]
+) -> None:
+    check = f"import os, typer; supervisor.say('diffray: it is wrong'); {failure}"
+    body = f"with ending.unless_passed(lambda: exec({check!r}, globals()), ''): {FOR_EVER}"
+    with command(body) as failed:
+        failed.ends(1, "it is wrong", *words)
+
+
+def test_a_check_that_passes_is_waited_for() -> None:
+    """Even by an error, which comes second."""
+    check = "lambda: time.sleep(0.5) or supervisor.say('diffray: checked')"
+    fail = "supervisor.say('diffray: begun'); import typer; raise typer.Exit(3)"
+    with command(f"with ending.unless_passed({check}, 'diffray: passed'): {fail}") as ended:
+        ended.ends(3, "begun", "checked", "passed")
+
+
 def test_a_server_that_takes_too_long_to_end_is_killed() -> None:
     with command(f"ending.limit_s = 1; {DEAF}") as told:
         assert told.process.stdout is not None

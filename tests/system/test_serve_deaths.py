@@ -208,6 +208,6 @@ def test_a_ray_that_does_not_start_is_one_sentence(
     model = applications({"model_loading_config": {"model_id": "demo"}}, "a test")
     with (
         pytest.raises(ValueError, match=r"Ray could not be started: .* startup\. This could"),
-        running_ray(model, Server(), Ending(tmp_path, os.getppid()), lambda line: None),
+        running_ray(model, Server(), Ending(tmp_path, os.getppid()), lambda: None),
     ):
         pass

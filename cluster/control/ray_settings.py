@@ -5,9 +5,13 @@ Ray reads them when it is first imported, so this module imports Ray late.
 
 import logging
 import os
+import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+
+log = logging.getLogger(__name__)
 
 SETTINGS: Final = {
     "RAY_worker_niceness": "0",  # Ray's default is 15, which starves ranks next to other work
@@ -38,4 +42,22 @@ def start_ray_here(**options: Any) -> None:
     token = Path.home() / ".ray/auth_token"
     if token.exists():  # perhaps from an earlier Ray
         token.chmod(0o600)
-    ray.init(address="local", **options)
+    children = _children()
+    try:
+        ray.init(address="local", **options)
+    except Exception as error:  # Ray has no type for it
+        if "timed out during startup" not in str(error):
+            raise
+        log.warning("Ray was not up within its own limit of 30 s; starting it once more")
+        package = str(Path(ray.__file__).parent).encode()
+        for pid in _children() - children:  # Ray itself forgets what it has started
+            with suppress(OSError):
+                if package in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+        ray.init(address="local", **options)
+
+
+def _children() -> set[int]:
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for each in lists for pid in each.read_text().split()}

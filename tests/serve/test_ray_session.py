@@ -1,5 +1,7 @@
 """A Ray of our own: its token, and what its processes report on the server's terminal."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +60,46 @@ def test_a_token_that_others_could_read_becomes_private(
     monkeypatch.setattr(ray, "init", lambda **_: modes.append(token.stat().st_mode & 0o777))
     start_ray_here()
     assert modes == [0o600]
+
+
+def test_a_ray_that_was_too_slow_is_started_once_more_without_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    script = tmp_path / "ray/raylet.py"
+    script.parent.mkdir()
+    script.write_text("import time; time.sleep(300)")
+    parts: list[subprocess.Popen[bytes]] = []
+
+    def init(**options: Any) -> None:
+        parts.append(subprocess.Popen([sys.executable, script]))
+        if len(parts) == 1:
+            parts.append(subprocess.Popen(["sleep", "300"]))
+            raise Exception("The current node timed out during startup. This could happen because")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "__file__", str(tmp_path / "ray/__init__.py"))
+    try:
+        start_ray_here()
+        assert [part.poll() is None for part in parts] == [False, True, True]
+        assert [record.message[:19] for record in caplog.records] == ["Ray was not up with"]
+    finally:
+        for part in parts:
+            part.kill()
+            part.wait()
+
+
+def test_a_ray_that_fails_otherwise_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    starts: list[int] = []
+
+    def init(**options: Any) -> None:
+        starts.append(1)
+        raise Exception("no room in /dev/shm")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(Exception, match="no room"):
+        start_ray_here()
+    assert len(starts) == 1

@@ -6,6 +6,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import ray
@@ -36,6 +38,7 @@ from diffray.components.checkpoints.demos import description, examples
 
 DEADLINE_S = 3600.0  # seconds for the models to load
 _POLL_S = 0.25
+_LOOK_S = 0.05  # between checks whether Serve has started
 _END_S = 30.0  # seconds for Serve and Ray to end, beyond those for running requests
 _QUIET_LOG = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
@@ -54,11 +57,11 @@ def run_server(
         running_ray(applications, server, ending, checked),
         standing_in(server),
     ):
-        server = start_serve(server)
+        server, starting = start_serve(server)
         with interruptible(ending.stopped):
             try:
                 with contextlib.suppress(Interrupted):
-                    deploy(applications, say, ending.stopped)
+                    deploy(applications, say, ending.stopped, partial(_wait_for, starting, server))
                     url = reachable_url(_client().get_serve_details(), here())
                     url = url or f"port {server.port}"
                     say(ready_lines(applications, server, url))
@@ -87,19 +90,33 @@ def interruptible(stopped: threading.Event) -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def start_serve(server: Server) -> Server:
-    """Start Serve if the cluster has none; return where it listens, or raise ValueError."""
-    found = _client()
-    if found is not None:
-        server = joined(server, found.http_config.host, found.http_config.port)
+def start_serve(server: Server) -> tuple[Server, "Future[None]"]:
+    """Start Serve if the cluster has none; return where it listens, once it takes applications.
+
+    The future is done when its proxies have started, too.
+    """
+    if (found := _client()) is not None:
+        done = Future[None]()
+        done.set_result(None)
+        return joined(server, found.http_config.host, found.http_config.port), done
     options = {"host": server.host, "port": server.port}
+    start = partial(serve.start, http_options=options, logging_config=_QUIET_LOG)
+    starting = ThreadPoolExecutor(1).submit(start)
+    while _client() is None and not starting.done():
+        time.sleep(_LOOK_S)
+    return server, starting
+
+
+def _wait_for(starting: "Future[None]", server: Server, stopped: threading.Event) -> None:
+    """Wait until Serve has started; raise ValueError if it cannot."""
+    while not starting.done():
+        if stopped.wait(_LOOK_S):
+            raise Interrupted
     try:
-        serve.start(http_options=options, logging_config=_QUIET_LOG)
+        starting.result()
     except RayError as error:
-        if found is None:
-            check_free(server)
+        check_free(server)
         raise ValueError(f"Ray Serve could not be started: {first_line(error)}") from None
-    return server
 
 
 def _client() -> Any:
@@ -111,9 +128,15 @@ def here() -> str:
 
 
 def deploy(
-    applications: Applications, say: Callable[[str], None], stopped: threading.Event
+    applications: Applications,
+    say: Callable[[str], None],
+    stopped: threading.Event,
+    wait_for_serve: Callable[[threading.Event], None] = lambda stopped: None,
 ) -> None:
-    """Start the applications and wait until each answers; raise ValueError if one fails."""
+    """Start the applications and wait until each answers; raise ValueError if one fails.
+
+    Their replicas start while Serve's proxies do.
+    """
     begin = time.monotonic()
     check_paths(applications, _client().get_serve_details()["applications"])
     configs = [each.config for each in applications.models]
@@ -128,6 +151,7 @@ def deploy(
         )
     except RayError as error:
         raise ValueError(f"Ray Serve refused the applications: {first_line(error)}") from None
+    wait_for_serve(stopped)
     say(where_ray_is())
     say(f"Loading {', '.join(map(_named, configs))} ...")
     shortages = Shortages(say)

@@ -9,7 +9,7 @@ CLIENTS := $(VENV)/clients/.installed
 # pip compiles nothing (--no-compile): that would double its time, and Python compiles what it imports. Python must
 # keep the result, or each of Ray's processes would compile all of torch again.
 unexport PYTHONDONTWRITEBYTECODE
-# The tests of a file share a server or a Ray, so they stay in one process.
+# The tests of a file, or of a group of files (tests/helpers/lanes.py), share a server or a Ray, and so a process.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 --durations-min=5
 # Some tests end processes and wait for others, which other programs on the machine can disturb. At most three failed
 # tests run once more, alone; what passes then must stand in tests/flaky.txt.

@@ -11,17 +11,22 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 DURATIONS: Final = "tests/durations.json"  # file -> seconds of its short, its long tests
 LIMIT_S: Final = {"long": 300, "slow": 180, "quick": 60}
 QUICK_CPU_S: Final = 5.0  # a test that needs more is slow
 UNKNOWN_S: Final = 30.0  # for a file whose long tests were never timed
 LATE: Final = "not run for time"
+# Files that run one after the other, in this order and in one process, since they share something.
+TOGETHER: Final[dict[str, list[str]]] = {}
+SHARED: Final = ExitStack()  # ends what they share, after the last of them
 # What a test reaches by a command or over HTTP, so that no import tells.
 REACHED: Final = {
     "cluster/serve/*": "tests/system/test_*",
@@ -52,6 +57,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def file_of(item: pytest.Item) -> str:
     return item.path.relative_to(item.config.rootpath).as_posix()
+
+
+def group_of(file: str) -> str:
+    return next((group for group, files in TOGETHER.items() if file in files), file)
 
 
 def lane_of(item: pytest.Item) -> str:
@@ -98,6 +107,13 @@ def concerns(changed: list[str], file: str, text: str) -> bool:
         or any(fnmatch(path, source) and fnmatch(file, REACHED[source]) for source in REACHED)
         for path in changed
     )
+
+
+class LoadGroups(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives each group of files to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid.partition("::")[0])
 
 
 class Lanes:
@@ -164,19 +180,29 @@ class Lanes:
     def sort(self, items: list[pytest.Item]) -> None:
         """Put files that mostly wait first, then the quick ones, then those only of long tests.
 
-        Of each kind the longest come first, so that two processes end at about the same time.
+        Of each kind the longest come first, so that two processes end at about the same time. A
+        group of files counts as one.
         """
         rank: dict[str, int] = {}
+        seconds: dict[str, dict[str, float]] = {}
         for item in items:
             file, marks = file_of(item), {mark.name for mark in item.iter_markers()}
+            group = group_of(file)
+            seconds.setdefault(group, {})[file] = sum(self.durations.get(file, [0.0]))
             if marks & {"slow", "core"}:
-                rank[file] = 0
+                kind = 0
             elif "long" not in marks:
-                rank[file] = min(rank.get(file, 1), 1)
+                kind = 1
             else:
-                rank.setdefault(file, 2 if file in self.concerned else 3)
-        seconds = {file: sum(self.durations.get(file, [0.0])) for file in rank}
-        items.sort(key=lambda item: (rank[file_of(item)], -seconds[file_of(item)]))
+                kind = 2 if file in self.concerned else 3
+            rank[group] = min(rank.get(group, kind), kind)
+
+        def place(item: pytest.Item) -> tuple[int, float, str, int]:
+            group = group_of(file := file_of(item))
+            at = TOGETHER.get(group, [file]).index(file)
+            return rank[group], -sum(seconds[group].values()), group, at
+
+        items.sort(key=place)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -185,6 +211,20 @@ class Lanes:
         if begins and deadline is not None and time.time() > deadline:
             pytest.skip(LATE)
         self.begun.add(file)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> LoadGroups | None:
+        return LoadGroups(config, log) if config.getoption("dist") == "loadfile" else None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if not nextitem or group_of(file_of(nextitem)) != group_of(file_of(item)):
+                SHARED.close()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
@@ -199,7 +239,9 @@ class Lanes:
         seen = self.seen.setdefault(file, [0.0, 0.0])
         seen["long" in report.keywords] += report.duration
 
+    @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
+        SHARED.close()
         if self.config.getoption("--record") and not hasattr(self.config, "workerinput"):
             self.record()
 

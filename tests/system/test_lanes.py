@@ -152,6 +152,46 @@ def test_a_test_that_computes_for_long_must_be_marked(tmp_path: Path) -> None:
     assert ran(said) == {"marked"}
 
 
+SHARES = """
+import os, pytest
+from contextlib import contextmanager
+from tests.helpers import lanes
+
+lanes.TOGETHER["pair"] = ["tests/test_z.py", "tests/test_a.py"]
+
+def say(word):
+    with open(f"said{os.getpid()}", "a") as file:
+        file.write(word)
+
+@contextmanager
+def lent():
+    say("(")
+    yield
+    say(")")
+
+@pytest.fixture
+def shared():
+    lanes.SHARED.enter_context(lent())
+
+@pytest.fixture(autouse=True)
+def told(request):
+    say(request.path.stem[-1])
+"""
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_files_that_share_something_run_together_until_it_ends(
+    processes: int, tmp_path: Path
+) -> None:
+    files = {f"test_{name}.py": f"def test_{name}(): pass\n" for name in "abcd"}
+    files |= {"test_z.py": "def test_z(shared): pass\n", "conftest.py": SHARES}
+    options = ["xdist.plugin", f"-n{processes}", "--dist=loadfile", "--no-loadscope-reorder"]
+    status, text = run(tmp_path, files, "-p", *options)
+    said = "".join(file.read_text() for file in tmp_path.glob("said*"))
+    assert status == 0 and sorted(said) == sorted("(abcdz)"), text
+    assert "z(a)" in said
+
+
 FAILS_ONCE = """
 from pathlib import Path
 

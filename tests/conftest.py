@@ -30,7 +30,7 @@ from hypothesis import settings
 
 from tools.signals import as_in_a_terminal
 
-pytest_plugins = ("tests.helpers.lanes", "tests.helpers.second_try")
+pytest_plugins = ("tests.helpers.lanes", "tests.helpers.second_try", "tests.helpers.shared")
 
 as_in_a_terminal()
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

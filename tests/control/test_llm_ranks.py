@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import ray
+from ray.util.placement_group import placement_group, remove_placement_group
 
-from benchmarks.local_ray import local_cluster
 from diffray import DiffusionLLM, SamplingParams
 from diffray.workers.output import RequestOutput
 from tests.helpers.adapters import adapter_of
+from tests.helpers.shared import CPUS
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +29,12 @@ FORMS: dict[str, Any] = {"dtype": "float64", "max_num_seqs": 4}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ray_cluster() -> Iterator[None]:
-    with local_cluster([{"num_cpus": 4}]):
-        yield
+def four_processors(shared_ray: None) -> Iterator[None]:
+    """Take the others."""
+    others = placement_group([{"CPU": CPUS - 4}])
+    ray.get(others.ready())
+    yield
+    remove_placement_group(others)
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +44,21 @@ def one() -> Iterator[DiffusionLLM]:
 
 
 @pytest.fixture(scope="module")
-def two(ray_cluster: None) -> Iterator[DiffusionLLM]:
+def two(four_processors: None) -> Iterator[DiffusionLLM]:
     with DiffusionLLM("demo", tensor_parallel_size=2, **FORMS) as llm:
         yield llm
 
 
 def tokens(outputs: list[RequestOutput]) -> list[list[tuple[list[int], list[int], str]]]:
     return [[(c.token_ids, c.steps, c.text) for c in output.outputs] for output in outputs]
+
+
+@pytest.mark.long
+def test_one_follows_another() -> None:
+    """The first test: there is no room for it beside the model that the others use."""
+    for _ in range(2):
+        with DiffusionLLM("demo", tensor_parallel_size=2, **FORMS) as llm:
+            assert llm.generate("Tom", max_tokens=4)[0].finished
 
 
 def test_two_ranks_answer_as_one_does(one: DiffusionLLM, two: DiffusionLLM) -> None:
@@ -160,13 +172,6 @@ def test_shutting_down_frees_the_ranks(two: DiffusionLLM) -> None:
         two.generate("Tom")
     with pytest.raises(ValueError, match="3 ranks"):
         DiffusionLLM("demo", tensor_parallel_size=3, **FORMS)
-
-
-@pytest.mark.long
-def test_one_follows_another() -> None:
-    for _ in range(2):
-        with DiffusionLLM("demo", tensor_parallel_size=2, **FORMS) as llm:
-            assert llm.generate("Tom", max_tokens=4)[0].finished
 
 
 SCRIPT = """

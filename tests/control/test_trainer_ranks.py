@@ -2,27 +2,19 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.local_ray import local_cluster
 from diffray import DiffusionLLM
 from tests.helpers.short_answers import ids
 from tests.helpers.tiny_checkpoints import LLADA, random_weights, save, shifted
 from tests.helpers.trainer import Trainer, listing
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("shared_ray")]
 
 OPTIONS: dict[str, Any] = {"dtype": "float64", "device": "cpu"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_cluster() -> Iterator[None]:
-    with local_cluster([{"num_cpus": 3}]):
-        yield
 
 
 def test_two_ranks_and_those_after_them_have_what_was_sent(tmp_path: Path) -> None:

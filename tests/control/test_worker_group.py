@@ -3,14 +3,12 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from ray.exceptions import RayError
 
-from benchmarks.local_ray import local_cluster
 from diffray.cluster.control.engine_client import (
     DeadlineExceeded,
     EngineFailed,
@@ -33,7 +31,7 @@ from tests.helpers.worker_groups import (
     wish,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
 
 WISHES: list[dict[str, Any]] = [
     {"max_tokens": 64},
@@ -42,12 +40,6 @@ WISHES: list[dict[str, Any]] = [
     {"max_tokens": 64, "diffusion": {"decoder": {"kind": "credit"}, "block_length": 16}},
     {"max_tokens": 48, "diffusion": {"cfg_scale": 0.5}, "logprobs": True},
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_cluster() -> Iterator[None]:
-    with local_cluster([{"num_cpus": 8}]):
-        yield
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,14 @@ QUICK_CPU_S: Final = 5.0  # a test that needs more is slow
 UNKNOWN_S: Final = 30.0  # for a file whose long tests were never timed
 LATE: Final = "not run for time"
 # Files that run one after the other, in this order and in one process, since they share something.
-TOGETHER: Final[dict[str, list[str]]] = {}
+TOGETHER: Final = {
+    "ray": [
+        "tests/control/test_worker_group.py",
+        "tests/control/test_llm_ranks.py",
+        "tests/control/test_trainer_ranks.py",
+        "tests/system/test_request_handles.py",
+    ],
+}
 SHARED: Final = ExitStack()  # ends what they share, after the last of them
 # What a test reaches by a command or over HTTP, so that no import tells.
 REACHED: Final = {

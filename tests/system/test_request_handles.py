@@ -12,7 +12,6 @@ import pytest
 from ray import serve
 from ray.exceptions import RayError
 
-from benchmarks.local_ray import local_cluster
 from benchmarks.serve_process import free_port
 from diffray import AsyncDiffusionLLM, DiffusionLLM, SamplingParams
 from diffray.cluster.api.errors import ApiError
@@ -37,17 +36,16 @@ LONG = SamplingParams(
 
 
 @pytest.fixture(scope="module")
-def application_name() -> Iterator[str]:
-    with local_cluster([{"num_cpus": 6}]):
-        port = free_port()
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        try:
-            wanted = application("handled", engine_kwargs=ENGINE)
-            start(wanted)
-            yield "handled"
-            remove(wanted)
-        finally:
-            serve.shutdown()
+def application_name(shared_ray: None) -> Iterator[str]:
+    port = free_port()
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    try:
+        wanted = application("handled", engine_kwargs=ENGINE)
+        start(wanted)
+        yield "handled"
+        remove(wanted)
+    finally:
+        serve.shutdown()
 
 
 @pytest.fixture(scope="module")

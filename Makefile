@@ -28,7 +28,7 @@ ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], tim
 
 .DEFAULT_GOAL := test
 .PHONY: test test-long test-all test-ci test-clients test-processors check fast format docs run clean chaos cuts \
-	first-contact newest-ray
+	first-contact newest-ray mutants
 
 # TURN, a number, chooses among many similar cases (tests marked rotate): by default the number of commits.
 TURN ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
@@ -80,6 +80,10 @@ cuts: $(STAMP)
 # What a new user does: a fresh clone, README's commands, every way to end a server. BUSY=4 adds four busy processes.
 first-contact: $(STAMP)
 	$(BIN)/python -m tools.first_contact --venv $(VENV) --busy $(or $(BUSY),0)
+
+# Tries 100 small faults, one by one, and fails if the tests notice fewer than 85 of them. Twenty minutes.
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix

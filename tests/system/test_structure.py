@@ -15,6 +15,8 @@ COMMANDS = [TESTS.parent / folder for folder in ("benchmarks", "tools")]
 ROOMS = ("kernels", "components", "workers", "cluster")
 # The same within cluster; cluster/app.py is what a Serve config names.
 CLUSTER_ROOMS = ("control", "api", "serve", "cli")
+# Of tests/, what tests may import from.
+SHARED = ("helpers", "mutants")
 MAX_LINES = 350
 MAX_FUNCTION_LINES = 60
 # Names of several files about the same thing, such as a kernel and its layer.
@@ -103,7 +105,7 @@ def test_no_test_imports_another() -> None:
         for file in TESTS.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_bytes()))
         if isinstance(node, ast.ImportFrom) and is_within(node.module or "", "tests")
-        if not is_within(node.module or "", "tests.helpers")
+        if not any(is_within(node.module or "", f"tests.{shared}") for shared in SHARED)
     ]
     assert wrong == []
 

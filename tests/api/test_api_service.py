@@ -3,17 +3,20 @@
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
 
 from diffray import SamplingParams
+from diffray.cluster.api import meter
 from diffray.cluster.api.bodies import ChatBody, CompletionBody, parse
 from diffray.cluster.api.defaults import GenerationDefaults, read_generation_defaults
 from diffray.cluster.api.errors import ApiError
@@ -124,6 +127,39 @@ def test_choices_have_seeds_of_their_own() -> None:
 def test_a_missed_deadline_is_504() -> None:
     error = refused(service(Recorder(), deadline=0.5).complete(IDS))
     assert (error.status, error.code) == (504, "deadline_exceeded")
+
+
+def test_metrics_divide_the_time_of_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first update tells how long ago it was admitted; until then it was in the queue."""
+    now = 100.0
+
+    class Clocked(Recorder):
+        async def submit(
+            self, request: CheckedRequest, **options: Any
+        ) -> AsyncGenerator[Update, None]:
+            nonlocal now
+            now += 2.0
+            first = True
+            async for update in super().submit(request, **options):
+                now += 3.0 if first else 0.5
+                update.ran, first = (3.0 if first else None), False
+                yield update
+
+    monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter=lambda: now))
+    serving = service(Clocked())
+    asyncio.run(serving.complete(IDS))
+    text = asyncio.run(serving.prometheus()).decode()
+    sums = dict(re.findall(r"^diffray:(\w+)_seconds_sum{.*} (\S+)", text, re.M))
+    assert {name: float(value) for name, value in sums.items()} == {
+        "request_queue_time": 2.0,
+        "request_prefill_time": 3.0,
+        "request_decode_time": 1.0,
+        "request_inference_time": 4.0,
+        "e2e_request_latency": 6.0,
+        "time_to_first_token": 5.0,
+        "inter_token_latency": 1.0,
+        "request_time_per_output_token": 0.5,
+    }
 
 
 def test_leaving_a_stream_cancels_its_requests() -> None:

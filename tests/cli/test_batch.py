@@ -114,18 +114,19 @@ class TestEndpoint:
     def test_busy_servers_are_asked_again_when_they_say(self, tmp_path: Path) -> None:
         times: list[float] = []
 
-        def busy_twice(asked: Asked) -> HttpAnswer:
+        def busy(asked: Asked) -> HttpAnswer:
             times.append(time.monotonic())
-            if len(times) > 2:
+            if len(times) > 4:
                 return echo(asked)
-            return HttpAnswer([429, 503][len(times) - 1], headers={"Retry-After": "0.2"})
+            status = [429, 502, 503, 504][len(times) - 1]
+            return HttpAnswer(status, headers={"Retry-After": "0.1"})
 
         source, target = write(tmp_path / "in", request("a", say=1)), tmp_path / "out"
-        with fake_endpoint(busy_twice) as server:
+        with fake_endpoint(busy) as server:
             summary = run_batch(source, target, through(server.url))
         assert summary.answered == 1
         assert read(target)["a"]["response"]["status_code"] == 200
-        assert all(after - before >= 0.2 for before, after in pairwise(times))
+        assert all(after - before >= 0.1 for before, after in pairwise(times))
 
     def test_what_stays_busy_fails_with_the_last_answer(self, tmp_path: Path) -> None:
         def busy(asked: Asked) -> HttpAnswer:

@@ -1,8 +1,10 @@
 """Which replica a prefix's requests go to: the same one, unless it is much busier than others."""
 
+import asyncio
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +100,41 @@ class TestChoice:
         for _ in range(300):
             loads[choose("the same", loads)] += 1
         assert max(loads.values()) <= FACTOR * 100 + 1 and min(loads.values()) >= 50
+
+
+def test_calls_of_a_handle_go_by_their_prompts() -> None:
+    """A door's calls name a method first, which is none."""
+    from ray.serve._private.common import (
+        DeploymentHandleSource,
+        DeploymentID,
+        ReplicaID,
+        RequestMetadata,
+    )
+    from ray.serve.request_router import PendingRequest
+
+    from diffray.cluster.serve.prefix_router import PrefixRouter
+
+    deployment = DeploymentID("some", "app")
+    replicas: list[Any] = [
+        SimpleNamespace(replica_id=ReplicaID(f"replica {n}", deployment)) for n in range(8)
+    ]
+
+    async def candidates(method: str, *given: object) -> list[list[str]]:
+        router = PrefixRouter(deployment, DeploymentHandleSource.UNKNOWN)
+        call = PendingRequest([*given], {}, RequestMetadata("1", "1", method))
+        found = await router.choose_replicas(replicas, call)
+        return [[each.replica_id.unique_id for each in several] for several in found]
+
+    async def call_all() -> None:
+        for text in ("one", "two", "three", "four"):
+            body = chat(user(text))
+            first = choose(str(prefix_key(body)), idle(8))
+            assert (await candidates("chat", body))[0] == [first]
+            assert (await candidates("ask", "chat", body))[0] == [first]
+            assert (await candidates("ask_stream", "stream_chat", body))[0] == [first]
+        assert await candidates("ask", "tokenizer_info", None) == [[*idle(8)]]
+
+    asyncio.run(call_all())
 
 
 def test_haproxy_goes_by_the_same_numbers() -> None:

@@ -1,10 +1,12 @@
 """Restarts: at once after a loss out of the blue, slower and slower where nothing works."""
 
+import asyncio
 import subprocess
 import sys
 
 import pytest
 
+from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.restarts import WITHIN_S, Restarts
 
 
@@ -32,6 +34,22 @@ def test_a_restart_is_overdue_that_takes_longer_than_the_first_start() -> None:
     assert restarts.overdue(2000.0) is None
     restarts.pause(2000.0, useful=True)
     assert "it failed 21 s ago" in (restarts.overdue(2021.0) or "")
+
+
+def test_between_starts_that_fail_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    restarts, waited = Restarts("it", most=7), list[float]()
+    failures = iter([EngineFailed("no device"), EngineFailed("no device")])
+
+    async def wait(seconds: float) -> None:
+        waited.append(seconds)
+
+    async def start() -> None:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+
+    monkeypatch.setattr(asyncio, "sleep", wait)
+    assert asyncio.run(restarts.restart(start, "it died", useful=True)) is None
+    assert waited == [0.0, 1.0, 3.0] and restarts.total == 3
 
 
 def test_old_restarts_are_forgotten() -> None:

@@ -585,7 +585,8 @@ def test_bodies_have_a_limit(served: Served) -> None:
         announced = httpx2.post(url + COMPLETE, json=ABC | {"prompt": "x" * 1000})
         assert refusal(announced, 413)["code"] == "request_too_large"
         refusal(httpx2.post(url + COMPLETE, content=pieces(), headers=JSON), 413)
-        assert httpx2.post(url + COMPLETE, json=ABC).status_code == 200
+        largest = json.dumps(ABC).encode().ljust(1000)
+        assert httpx2.post(url + COMPLETE, content=largest, headers=JSON).status_code == 200
 
 
 @pytest.mark.slow
@@ -897,6 +898,13 @@ def test_no_other_header_passes_for_a_key(served: Served, shown: str) -> None:
         refusal(httpx2.get(f"{url}/load", headers=headers), 401)
         for path in ("//health", "/health/", "/v1/models?x=/health", "/metrics/../load"):
             assert httpx2.get(url + path, headers=headers).status_code in (401, 404)
+
+
+def test_of_several_x_api_keys_the_first_counts(served: Served) -> None:
+    with serve(served.service, ApiSettings(api_keys=("key",))) as url:
+        for keys, status in ((("key", "wrong"), 200), (("wrong", "key"), 401)):
+            shown = [("x-api-key", key) for key in keys]
+            assert httpx2.get(f"{url}/load", headers=shown).status_code == status
 
 
 def test_logs_hold_no_prompts_texts_and_keys(

@@ -101,23 +101,22 @@ def test_text_and_calls_are_items_of_their_own() -> None:
     ]
     message = {"role": "assistant", "content": "So:", "tool_calls": calls}
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-    result = made.whole(
-        {
-            "id": "chatcmpl-1",
-            "created": 1,
-            "model": "demo",
-            "choices": [
-                {
-                    "index": 0,
-                    "message": message,
-                    "logprobs": None,
-                    "finish_reason": "tool_calls",
-                    "stop_reason": None,
-                }
-            ],
-            "usage": usage | {"prompt_tokens_details": {"cached_tokens": 1}},
-        }
-    )
+    answer = {
+        "id": "chatcmpl-1",
+        "created": 1,
+        "model": "demo",
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "logprobs": None,
+                "finish_reason": "tool_calls",
+                "stop_reason": None,
+            }
+        ],
+        "usage": usage | {"prompt_tokens_details": {"cached_tokens": 1}},
+    }
+    result = made.whole(answer)
     text, now, later = result["output"]
     assert text["content"][0]["text"] == "So:"
     assert [(each["name"], each["call_id"]) for each in (now, later)] == [
@@ -126,3 +125,7 @@ def test_text_and_calls_are_items_of_their_own() -> None:
     ]
     assert len({each["id"] for each in result["output"]}) == 3
     assert result["usage"]["input_tokens_details"]["cached_tokens"] == 1
+    said = Messages({"max_tokens": 8, "messages": MESSAGES}).whole(answer)
+    assert [each["type"] for each in said["content"]] == ["text", "tool_use", "tool_use"]
+    tokens = said["usage"]["input_tokens"], said["usage"]["cache_read_input_tokens"]
+    assert tokens == (2, 1), "cached tokens are counted apart"

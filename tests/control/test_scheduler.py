@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +14,10 @@ from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event, Kind
+from diffray.cluster.control.quarantine import CRASHES, CrashQuarantine
 from diffray.cluster.control.queued_request import LONG, QueuedRequest
 from diffray.cluster.control.scheduler import FIRST_COME, PASSES, Scheduler
-from diffray.workers.messages import Footprint, Reply, Stats, Update, WireRequest
+from diffray.workers.messages import Footprint, Reply, Round, Stats, Update, WireRequest
 from tests.helpers.fairness import arrivals, simulate
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 from tests.helpers.living import living
@@ -125,6 +126,22 @@ def test_preemptions_of_the_scheduler_and_of_all_its_engines_are_counted() -> No
     assert order is not None
     driver.take(Reply(order.number, 1, [], [], Stats(free_pages=9, preemptions=1)))
     assert driver.load().preemptions == 4
+
+
+def test_what_arrives_while_a_request_is_being_preempted_is_not_run_again() -> None:
+    scheduler = Scheduler(slots=1, pages=10, max_waiting=4, time_slice=1)
+    driver, ranks = Driver(scheduler, steps=1, in_flight=3), FakeRanks(1, 10, need={0: 1, 1: 1})
+    for uid in range(2):
+        scheduler.submit(asked(uid, 100), Footprint(1))
+    sent, news = deque[Round[Any]](), list[Event]()
+    while scheduler.open:
+        while (order := driver.next()) is not None:
+            sent.append(order)
+        news += driver.take(ranks.step(sent.popleft()))
+    assert scheduler.preemptions > 2
+    for uid in range(2):
+        assert ids_of(uid, news) == list(range(1, 101))
+        assert len(ranks.wrote[uid]) == 100
 
 
 def test_short_requests_hardly_wait_for_long_ones() -> None:
@@ -259,6 +276,16 @@ def test_the_request_that_ends_the_ranks_fails_alone_after_two_losses() -> None:
     assert started(scheduler) == [6]
 
 
+def test_a_quarantined_request_is_tried_again_after_many_arrivals() -> None:
+    quarantine = CrashQuarantine()
+    queued = QueuedRequest(asked(3), Footprint(1), 0, None, number=0)
+    for _ in range(CRASHES):
+        guilty, _ = quarantine.judge([queued], arrivals=5)
+    assert guilty == [queued]
+    assert quarantine.is_known(asked(7, like=3), 1004)
+    assert not quarantine.is_known(asked(7, like=3), 1005)
+
+
 @pytest.mark.parametrize("borne", [1, 5, 20])
 def test_a_request_that_ends_the_ranks_later_is_found_too(borne: int) -> None:
     scheduler = Scheduler(slots=8, pages=20, max_waiting=10)
@@ -313,6 +340,13 @@ def test_a_late_request_is_cancelled_and_reported() -> None:
     assert scheduler.expire(6.0) == [Event(Kind.LATE, 0), Event(Kind.LATE, 1)]
     message = scheduler.plan(steps=1)
     assert message is not None and message.cancel == [0] and message.add == []
+
+
+def test_pages_of_a_round_in_flight_are_not_given_twice() -> None:
+    scheduler = Scheduler(slots=2, pages=10, max_waiting=2)
+    for uid, admitted in ((0, [0]), (1, [])):
+        scheduler.submit(asked(uid), Footprint(6))
+        assert started(scheduler) == admitted
 
 
 def test_what_ranks_refuse_fails_alone() -> None:

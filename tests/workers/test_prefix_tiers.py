@@ -106,6 +106,10 @@ def test_the_host_forgets_the_longest_unused_first_and_ends_before_beginnings() 
     assert [found(prompt) for prompt in PROMPTS[:3]] == [3, 6, 6]
     assert engine.kv.prefixes.num_host == 12
     assert cached(engine, request(0, PROMPTS[0])) == 3 * BLOCK
+    small = engine_of(host_pages=BLOCK // PAGE)  # for one block
+    for prompt in PROMPTS[:2]:
+        cached(small, request(0, prompt))
+    assert small.kv.prefixes.num_host == BLOCK // PAGE
 
 
 def test_who_gave_way_is_copied_back_instead_of_run_again() -> None:

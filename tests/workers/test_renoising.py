@@ -10,6 +10,7 @@ import pytest
 from benchmarks.golden import golden, images_of
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.config import InvalidField
+from diffray.components.iterations import Renoise
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request, Resume, Update
@@ -154,6 +155,12 @@ def test_preempted_and_resumed_equal_uninterrupted(uid: int) -> None:
     resume = Resume.after(updates)
     again = Request(uid, request.prompt, request.params, resume=resume, images=request.images)
     assert [*resume.ids, *run(engine(), [again])[uid]] == alone()[uid]
+
+
+def test_a_canvas_cools_from_its_first_step_on() -> None:
+    rule = Renoise(max_steps=4, t_min=0.4, t_max=0.8)
+    assert [rule.temperature(n, 1.0) for n in range(4)] == pytest.approx([0.8, 0.7, 0.6, 0.5])
+    assert rule.temperature(2, 0.5) == pytest.approx(0.3), "times what is asked for"
 
 
 def test_an_end_token_ends_the_text_after_its_canvas() -> None:

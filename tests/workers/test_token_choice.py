@@ -64,6 +64,13 @@ def test_end_tokens_stay_allowed_unless_they_come_too_early() -> None:
     assert generate(model, prompt_of(6), max_tokens=9, bad_token_ids=[EOS]) == [1] * 9
 
 
+def test_a_sequence_within_the_start_of_another_is_avoided_too() -> None:
+    model = ScriptedModel(lambda at: {1 + at % 3: 9.0, 5: 1.0})
+    avoided: dict[str, Any] = {"bad_token_sequences": [[1, 2, 3, 4], [2, 3]]}
+    assert generate(model, prompt_of(6), max_tokens=6) == [1, 2, 3] * 2
+    assert generate(model, prompt_of(6), max_tokens=6, **avoided).count(5) == 2
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [

@@ -130,8 +130,9 @@ def test_sums_of_bytes_are_exact(columns: int) -> None:
 
 @pytest.mark.skipif(not multiplies_bytes(), reason="this CPU has no unit for bytes")
 def test_both_ways_to_add_bytes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randint(-127, 128, (70, 96), dtype=torch.int8)
-    w = torch.randint(-127, 128, (24, 96), dtype=torch.int8)
+    x = torch.randint(-127, 128, (70, 2001), dtype=torch.int8)
+    w = torch.randint(-127, 128, (24, 2001), dtype=torch.int8)
+    x[0], w[0] = 127, 127  # more than float32 could add up
     monkeypatch.setattr(quantized, "multiplies_bytes", lambda: True)
     by_unit = integer_product(x, w)
     monkeypatch.setattr(quantized, "multiplies_bytes", lambda: False)

@@ -8,6 +8,7 @@ import pytest
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from diffray.cluster.serve import ingress
 from diffray.cluster.serve.environment import ROUTES
 from diffray.cluster.serve.haproxy import PREFIX_ROUTED
 from diffray.cluster.serve.ingress import TRIES, Ingress, server_name
@@ -81,6 +82,16 @@ def test_another_replica_gets_the_same_bytes() -> None:
         "http.response.body"
     ]
     assert sent[1]["body"] == b"".join(BODY)
+
+
+def test_a_request_that_is_too_large_to_keep_is_not_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ingress, "_LARGEST", len(BODY[0]))
+    sent, count = sent_by(["lost", "answers"])
+    assert (count, sent[0]["status"]) == (1, 503)
+    monkeypatch.setattr(ingress, "_LARGEST", len(b"".join(BODY)))
+    assert sent_by(["lost", "answers"])[1] == 2
 
 
 def test_a_broken_stream_ends_with_an_error_that_says_to_retry() -> None:

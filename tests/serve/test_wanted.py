@@ -2,13 +2,14 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from diffray.cluster.control.engine_client import EngineFailed, Load
 from diffray.cluster.control.weight_changes import InFlight
-from diffray.cluster.serve.wanted import EveryReplica, Wanted
+from diffray.cluster.serve.wanted import EveryReplica, Record, Wanted
 from diffray.components.checkpoints.update import check_folder
 from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.trainer_orders import (
@@ -178,6 +179,36 @@ def test_operators_at_two_replicas_end_with_the_same_weights() -> None:
         assert last == (newest.source, newest.in_flight, newest.version)
 
     asyncio.run(story())
+
+
+def test_of_two_operators_at_once_one_has_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record is in Ray's store, of which this is a part."""
+    stored: dict[bytes, bytes] = {}
+
+    def put(key: bytes, value: bytes, overwrite: bool, namespace: bytes) -> bool:
+        is_known = key in stored
+        stored[key] = value if overwrite else stored.get(key, value)
+        return is_known
+
+    kv = SimpleNamespace(
+        _internal_kv_put=put,
+        _internal_kv_get=lambda key, namespace: stored[key],
+        _internal_kv_list=lambda prefix, namespace: [k for k in stored if k.startswith(prefix)],
+        _internal_kv_del=lambda key, namespace: stored.pop(key, None),
+    )
+    monkeypatch.setattr("diffray.cluster.serve.wanted.internal_kv", kv)
+
+    async def both() -> None:
+        first, second = Record("some"), Record("some")
+        assert await first.newest() == Wanted()
+        assert await first.put(Wanted(1, version="first"))
+        assert not await second.put(Wanted(1, version="second"))
+        assert (await second.newest()).version == "first"
+        assert await second.put(Wanted(2, version="second"))
+        assert (await first.newest()).version == "second"
+        assert await Record("other").newest() == Wanted()
+
+    asyncio.run(both())
 
 
 def test_a_replica_that_cannot_have_them_is_not_healthy() -> None:

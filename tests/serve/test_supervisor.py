@@ -18,7 +18,8 @@ SLOW = 20.0  # seconds for what takes one, on a machine that does other things t
 SERVER = """
 import signal, subprocess, sys, time
 from diffray.cluster.serve import supervisor
-supervisor.LOST_S = supervisor.HURRY_S = supervisor.SAME_S = 1.0
+supervisor.LOST_S = supervisor.HURRY_S = 1.0
+supervisor.SAME_S = {same}
 with supervisor.supervised() as ending:
     subprocess.run(["sh", "-c", "setsid sleep 300 </dev/null >/dev/null 2>&1 & echo started $!"])
     def stop(): signal.signal(signal.SIGINT, lambda number, frame: ending.stopped.set())
@@ -64,9 +65,9 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def command(body: str, *before: str) -> Iterator[Command]:
-    """Run a server whose work is `body`."""
-    arguments = [*before, sys.executable, "-c", SERVER.format(body=body)]
+def command(body: str, *before: str, same: float = 1.0) -> Iterator[Command]:
+    """Run a server whose work is `body`; a signal is the same for so many seconds."""
+    arguments = [*before, sys.executable, "-c", SERVER.format(body=body, same=same)]
     with subprocess.Popen(
         arguments,
         stdin=subprocess.PIPE,
@@ -92,7 +93,10 @@ def command(body: str, *before: str) -> Iterator[Command]:
 
 FOR_EVER = "time.sleep(300)"
 UNTIL_TOLD = "stop(); print('ready', flush=True); ending.stopped.wait()"
-DEAF = "stop(); print('ready', flush=True); ending.stopped.wait(); time.sleep(300)"
+DEAF = (
+    "stop(); print('ready', flush=True); ending.stopped.wait(); print('told', flush=True);"
+    "time.sleep(300)"
+)
 
 
 def test_a_server_that_ends_by_itself_leaves_nothing() -> None:
@@ -114,15 +118,26 @@ def test_the_first_signal_is_a_clean_end(number: signal.Signals, body: str) -> N
 
 
 def test_the_second_signal_ends_what_does_not_end() -> None:
-    with command(DEAF) as told:
+    with command(DEAF, same=0) as told:
         assert told.process.stdout is not None
         assert told.process.stdout.readline() == "ready\n"
         told.tell(signal.SIGINT)
-        told.tell(signal.SIGINT)  # as timeout(1) does
-        time.sleep(2)
-        assert alive(told.server), "one signal that is sent twice is one"
+        assert told.process.stdout.readline() == "told\n"
         told.tell(signal.SIGINT)
         told.ends(130)
+
+
+def test_one_signal_that_is_sent_twice_is_one() -> None:
+    with command(DEAF, same=SLOW) as told:
+        assert told.process.stdout is not None
+        assert told.process.stdout.readline() == "ready\n"
+        told.tell(signal.SIGINT)
+        assert told.process.stdout.readline() == "told\n"
+        told.tell(signal.SIGINT)  # as timeout(1) does
+        time.sleep(2)
+        assert alive(told.server)
+        told.tell(signal.SIGTERM)
+        told.ends(143)
 
 
 def test_a_closed_terminal_leaves_a_moment_to_finish() -> None:

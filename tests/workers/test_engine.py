@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -205,6 +205,29 @@ def test_an_interrupt_changes_no_tokens(
             tokens.setdefault(update.uid, []).extend(update.ids)
     assert tokens == expected
     assert engine.preemptions > 2 * len(requests)
+
+
+def test_an_interrupted_round_is_not_reported_to_who_was_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = ScriptedModel(lambda at: {1: 20.0})
+    forward, calls = model.forward, count()
+
+    def interrupted(*args: Any) -> Tensor:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return forward(*args)
+
+    engine = toy_engine(model)
+    params = SamplingParams(max_tokens=40, diffusion={"block_length": 8})
+    for uid in range(2):
+        engine.add(Request(uid, prompt_of(8, uid), params))
+    monkeypatch.setattr(model, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step(5)
+    engine.cancel(0)
+    (update,) = engine.step(5)
+    assert update.uid == 1 and len(update.ids) == 40
 
 
 def test_scarce_pages_preempt_and_change_no_tokens() -> None:
@@ -626,6 +649,15 @@ def test_sub_blocks_are_the_default_where_logits_are_about_the_next_position() -
 def test_request_larger_than_the_pool_is_refused() -> None:
     with pytest.raises(ValueError, match="K/V pages"):
         toy_engine(CAUSAL, num_pages=5).add(Request(0, (1, 2), SamplingParams(max_tokens=100)))
+
+
+def test_a_request_may_fill_the_context_and_take_all_pages() -> None:
+    context = toy_engine(BIDIRECTIONAL).limits.context
+    engine = toy_engine(BIDIRECTIONAL, page_size=8, num_pages=1 + context // 8)
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    assert len(run(engine, [Request(0, prompt_of(context - 3), params)])[0]) == 3
+    with pytest.raises(ValueError, match="but the context has"):
+        engine.add(Request(0, prompt_of(context - 2), params))
 
 
 @settings(max_examples=40, deadline=None)

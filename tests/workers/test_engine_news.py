@@ -1,12 +1,17 @@
 """What an engine reports besides tokens: canvases, counts, a digest; and whom it admits first."""
 
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
+from diffray.workers import rank
 from diffray.workers.digest import digest
-from diffray.workers.messages import Request
+from diffray.workers.messages import Reply, Request, Round
 from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
 from tests.helpers.toy import ScriptedModel, ToyModel, drain, prompt_of, run, toy_engine
 
@@ -42,6 +47,20 @@ def test_watched_requests_show_the_canvas_of_every_round(
                 assert update.canvas is not None
                 assert None not in update.canvas
                 assert len(update.canvas) == requests[uid].params.max_tokens
+
+
+def test_only_waits_while_there_is_work_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that is fresh follows none: until it came, there was nothing to do."""
+    ticks = count(step=0.25)
+    orders = [
+        Round(n, [], [], 1, fresh=fresh) for n, fresh in enumerate((True, False, True, False))
+    ]
+    replies: list[Reply] = []
+    link: Any = SimpleNamespace(receive=iter([*orders, None]).__next__, send=replies.append)
+    monkeypatch.setattr(rank, "time", SimpleNamespace(perf_counter=ticks.__next__))
+    rank.Rank(toy_engine(ToyModel()), Mesh(), link).serve()
+    assert [reply.waited for reply in replies] == [0.0, 0.25, 0.25, 0.5]
+    assert [reply.worked for reply in replies] == [0.0, 0.25, 0.5, 0.75]  # before each
 
 
 def test_canvas_of_a_text_that_ended_shows_the_masks_that_are_left() -> None:

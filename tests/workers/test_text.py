@@ -6,6 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diffray.components.params import SamplingParams
+from diffray.workers.job import Job
+from diffray.workers.messages import Update
 from diffray.workers.text import TextStream, Tokenizer
 from tests.helpers.byte_tokenizer import MASK, TOKENIZER, byte_tokenizer
 
@@ -53,6 +56,15 @@ def test_many_tokens_at_once_give_the_text_of_each_alone(
         at += size
     assert whole.finish() == single.finish()
     assert whole.text == single.text
+
+
+def test_what_follows_a_stop_string_is_no_part_of_the_answer() -> None:
+    ids = TOKENIZER.encode("abcd")
+    job = Job(0, SamplingParams(stop=["b"], logprobs=True), TOKENIZER)
+    job.apply(Update(0, ids, steps=[0, 1, 2, 3], logprobs=[-0.5] * 4, forwards=4))
+    answer = job.result()
+    assert (answer.text, answer.finish_reason, answer.stop_reason) == ("a", "stop", "b")
+    assert (answer.token_ids, answer.steps, answer.logprobs) == (ids[:2], [0, 1], [-0.5] * 2)
 
 
 def test_one_push_decodes_twice_however_many_tokens_there_are() -> None:

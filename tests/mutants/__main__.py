@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from tests.mutants.rules import RULES, Rule, complaints, read_rules
 from tests.mutants.trials import Trial, copy_tree, run_trials
@@ -40,7 +41,8 @@ def main(
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests/conftest.py would be too late for torch
     for library in libraries:
         importlib.import_module(library)
-    made, seconds = [], dict[str, float]()  # of each test file without a fault
+    made: list[dict[str, Any]] = []
+    seconds: dict[str, float] = {}  # of each test file without a fault
     with tempfile.TemporaryDirectory(prefix="diffray-mutants-") as place:
         # Faults are tried in copies, and undone from another one: the tree may change meanwhile.
         places = (Path(place).resolve() / str(number) for number in range(given.j + 1))
@@ -58,7 +60,7 @@ def main(
             what = "SURVIVED" if failed is None else f"caught by {failed}"
             print(f"{took:6.1f} s  {tried.room}/{tried.name}: {what}", flush=True)
             about = {"room": tried.room, "name": tried.name, "file": tried.file}
-            made.append(about | {"caught_by": failed, "seconds": round(took, 1)})
+            made.append({**about, "caught_by": failed, "seconds": round(took, 1)})
     found = {"seconds": round(time.monotonic() - begin), "mutants": made, "files": seconds}
     (root / "build").mkdir(exist_ok=True)
     (root / "build/mutants.json").write_text(json.dumps(found, indent=1) + "\n")

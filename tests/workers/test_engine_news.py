@@ -51,10 +51,8 @@ def test_watched_requests_show_the_canvas_of_every_round(
 
 def test_only_waits_while_there_is_work_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round that is fresh follows none: until it came, there was nothing to do."""
-    ticks = count(step=0.25)
-    orders = [
-        Round(n, [], [], 1, fresh=fresh) for n, fresh in enumerate((True, False, True, False))
-    ]
+    ticks, fresh = count(step=0.25), (True, False, True, False)
+    orders: list[Round[Any]] = [Round(n, [], [], 1, fresh=f) for n, f in enumerate(fresh)]
     replies: list[Reply] = []
     link: Any = SimpleNamespace(receive=iter([*orders, None]).__next__, send=replies.append)
     monkeypatch.setattr(rank, "time", SimpleNamespace(perf_counter=ticks.__next__))

@@ -32,6 +32,11 @@ TOGETHER: Final = {
         "tests/control/test_trainer_ranks.py",
         "tests/system/test_request_handles.py",
     ],
+    "server": [
+        "tests/system/test_door.py",
+        "tests/system/test_page_served.py",
+        "tests/system/test_serve.py",
+    ],
 }
 SHARED: Final = ExitStack()  # ends what they share, after the last of them
 # What a test reaches by a command or over HTTP, so that no import tells.

@@ -6,10 +6,13 @@ A pytest plugin. Ray is imported where it is used, since other runs do without i
 import time
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from benchmarks.serve_process import serve_process
 from tests.helpers.lanes import SHARED
+from tests.helpers.served import CONFIG, Served, wait_until
 
 CPUS = 6.0  # of the Ray
 
@@ -33,3 +36,21 @@ def shared_ray() -> Iterator[None]:
     while (free := ray.available_resources()).get("CPU") != CPUS:
         assert time.monotonic() < end, free
         time.sleep(0.1)
+
+
+@cache
+def start_server(folder: Path) -> Served:
+    SHARED.callback(start_server.cache_clear)
+    (folder / "models.yaml").write_text(CONFIG)
+    running = SHARED.enter_context(serve_process("--config", str(folder / "models.yaml")))
+    running.wait_for("are ready at ", 1)
+    return Served(running.process, running.folder, running.port)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """A server of two models (tests/helpers/served.py), with all its replicas."""
+    running = start_server(tmp_path_factory.getbasetemp())
+    wait_until(lambda: set(running.health().values()) == {"healthy"})
+    running.samples()
+    return running

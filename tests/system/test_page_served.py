@@ -1,42 +1,36 @@
-"""The page of a real server in a browser: three replicas behind HAProxy, below a path prefix."""
+"""The page of a real server in a browser: two replicas behind HAProxy, below a path prefix."""
 
 import json
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.serve_process import serve_process
 from tests.helpers.browser import chromium
 from tests.helpers.page import COMPLETE, FAILED, FINAL, ask, intercept, opened, watch_slowly
+from tests.helpers.served import KEY, Served
 
 pytestmark = pytest.mark.long
 
 PROMPT = "What is 12 plus 30?"
-CONFIG = """
-llm_configs:
-  - model_loading_config: {model_id: demo}
-    route_prefix: /models/demo
-    engine_kwargs: {dtype: float64, device: cpu, cpu_threads: 1, max_num_seqs: 2}
-    deployment_config: {num_replicas: 3, health_check_period_s: 1}
-"""
 LONG: dict[str, Any] = {"max_tokens": 384, "min_tokens": 384}
 
 
-def test_an_answer_outlives_a_rank_and_says_that_its_replica_is_lost(tmp_path: Path) -> None:
-    config = tmp_path / "models.yaml"
-    config.write_text(CONFIG)
-    with chromium() as tab, serve_process("--config", str(config)) as served:
-        served.wait_for(" is ready at ", 1)
+def test_an_answer_outlives_a_rank_and_says_that_its_replica_is_lost(served: Served) -> None:
+    words = "; 1 request continues on a new worker group"
+    continued = served.said.count(words)
+    with chromium() as tab:
         end = time.monotonic() + 60
         while not any("haproxy" in line for line in served.processes().values()):
             assert time.monotonic() < end, served.processes()  # one replaces another meanwhile
             time.sleep(0.1)
-        assert f"watch it at {served.url}/models/demo/\n" in served.said
-        page = opened(tab, f"{served.url}/models/demo")
+        page = opened(tab, f"{served.url}/demo")
+        page.click("#key input")
+        page.type(KEY)
+        page.press("Enter")
+        page.wait("document.querySelectorAll('#model option').length")
         page.choose("[name=pace]", "0")
         intercept(page, **LONG)
         watch_slowly(page, 384)
@@ -48,7 +42,7 @@ def test_an_answer_outlives_a_rank_and_says_that_its_replica_is_lost(tmp_path: P
         page.wait("document.querySelector('#send').textContent === 'Send'")
         assert not page.evaluate(FAILED), page.text("[data-part=reason]")
         whole = page.text(".answer")
-        served.wait_for("; 1 request continues on a new worker group", 1)
+        served.wait_for(words, continued + 1)
 
         page.click("#clear")
         ask(page, PROMPT)
@@ -63,5 +57,6 @@ def test_an_answer_outlives_a_rank_and_says_that_its_replica_is_lost(tmp_path: P
         page.click("[data-part=again]")
         page.wait(f"document.querySelector('.answer').textContent === {json.dumps(whole)}")
         assert not page.evaluate(FAILED), page.text("[data-part=reason]")
+        page.take_complaints("status of 401")
         page.take_complaints("net::ERR_INCOMPLETE_CHUNKED_ENCODING")
         assert page.complaints == []

@@ -1,0 +1,128 @@
+"""Two models behind a door, one of them on two replicas, and what tests ask of such a server."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from benchmarks.serve_process import ServeProcess
+
+KEY, OPERATOR = "a-key", "an-operator-s-key"
+HEADERS, OPERATES = ({"Authorization": f"Bearer {key}"} for key in (KEY, OPERATOR))
+MODELS = ("demo", "demo-llada2")
+ROOM = 16  # of the second model, in slots and in its queue
+ENGINE = "dtype: float64, device: cpu, cpu_threads: 1, check_every: 8"
+CONFIG = f"""
+llm_configs:
+  - model_loading_config: {{model_id: demo}}
+    engine_kwargs: {{{ENGINE}, max_num_seqs: 8}}
+    deployment_config: {{num_replicas: 2, health_check_period_s: 1}}
+    api: {{api_keys: [{KEY}], operator_keys: [{OPERATOR}]}}
+  - model_loading_config: {{model_id: demo-llada2}}
+    engine_kwargs: {{{ENGINE}, max_num_seqs: 4, max_queued_requests: {ROOM - 4}}}
+    deployment_config: {{health_check_period_s: 1}}
+    api: {{api_keys: [{KEY}], operator_keys: [{OPERATOR}]}}
+door: {{num_replicas: 1}}
+"""
+MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
+PATIENCE_S = 240.0  # seconds for what takes few, on a machine that does other things too
+# Takes seconds: one token a step. The second model's steps are shorter.
+LONG: dict[str, dict[str, Any]] = {
+    model: {
+        "max_tokens": tokens,
+        "min_tokens": tokens,
+        "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": tokens}},
+    }
+    for model, tokens in zip(MODELS, (384, 768), strict=True)
+}
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def text_of(answer: httpx2.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    return text
+
+
+@dataclass(frozen=True)
+class Served(ServeProcess):
+    """Such a server, as its clients see it."""
+
+    def post(self, model: str, path: str = "", **options: Any) -> httpx2.Response:
+        body = {"model": model, "messages": MESSAGES} | options
+        url = f"{self.url}{path}/v1/chat/completions"
+        return httpx2.post(url, json=body, headers=HEADERS, timeout=PATIENCE_S)
+
+    def chunks(self, model: str, path: str = "") -> Iterator[str]:
+        """Yield the pieces of a long stream, and then how it ended."""
+        body = {"model": model, "messages": MESSAGES, "stream": True} | LONG[model]
+        url = f"{self.url}{path}/v1/chat/completions"
+        with httpx2.stream("POST", url, json=body, headers=HEADERS, timeout=PATIENCE_S) as answer:
+            for line in answer.iter_lines():
+                if line == "data: [DONE]":
+                    yield "done"
+                    return
+                if line.startswith("data: "):
+                    chunk = json.loads(line[6:])
+                    if "error" in chunk:
+                        yield chunk["error"]["message"]
+                        return
+                    if text := chunk["choices"][0]["delta"].get("content"):
+                        yield text
+        yield "broken off"
+
+    @cached_property
+    def long_texts(self) -> dict[str, str]:
+        """What each model writes at its own path, undisturbed."""
+        return {model: text_of(self.post(model, f"/{model}", **LONG[model])) for model in MODELS}
+
+    def streamed(self, model: str, path: str = "") -> tuple[str, str]:
+        """Return the text of a long stream, and how it ended."""
+        *pieces, end = self.chunks(model, path)
+        return "".join(pieces), end
+
+    def health(self) -> dict[str, str]:
+        found: dict[str, str] = httpx2.get(f"{self.url}/health").json()["models"]
+        return found
+
+    def load(self, path: str = "") -> dict[str, int]:
+        found: dict[str, int] = httpx2.get(f"{self.url}{path}/load", headers=HEADERS).json()
+        return found
+
+    def wait_for_load(self, **wanted: int) -> None:
+        """Wait until the load of all models together is like this."""
+        end = time.monotonic() + PATIENCE_S
+        while not wanted.items() <= (found := self.load()).items():
+            assert time.monotonic() < end, found
+            time.sleep(0.02)
+
+    def samples(self) -> list[Sample]:
+        """Return all series once every replica's are there; the door leaves out the late ones."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            families = text_string_to_metric_families(httpx2.get(f"{self.url}/metrics").text)
+            found = [each for family in families for each in family.samples]
+            if sum(each.name.endswith("_updates_total") for each in found) == 3:
+                return found
+            assert time.monotonic() < end, found
+            time.sleep(0.2)
+
+    def total(self, name: str, **labels: str) -> float:
+        """Return the sum of the series with these labels, as the door shows them."""
+        return sum(
+            sample.value
+            for sample in self.samples()
+            if sample.name == f"diffray:{name}" and labels.items() <= sample.labels.items()
+        )

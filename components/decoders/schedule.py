@@ -1,7 +1,6 @@
 """Dream's own sampler: each step decides a number of positions that was planned beforehand."""
 
 import math
-from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -49,16 +48,6 @@ class Schedule(Decoder):
         index, count = sequence.index, sequence.num_blocks
         steps = self.steps * (index + 1) // count - self.steps * index // count
         masks = sequence.stop - max(sequence.start, sequence.prompt_len)
-        return _plan(max(steps, 1), self.eps, masks, sequence.first_alone)
+        from diffray.kernels.dream_schedule import shares  # with torch, which options do without
 
-
-@lru_cache(maxsize=256)
-def _plan(steps: int, eps: float, masks: int, first_alone: bool) -> tuple[int, ...]:
-    import torch  # only here, so that a command that reads options need not wait for it
-
-    times = torch.linspace(1, eps, steps + 1)  # float32 as in Dream, for the same rounding
-    rates = 1 - times[1:] / times[:-1]
-    found = [1] if first_alone else []
-    for rate in rates[len(found) : -1]:
-        found.append(int((masks - sum(found)) * rate))
-    return tuple(share for share in (*found, masks - sum(found)) if share)
+        return shares(max(steps, 1), self.eps, masks, sequence.first_alone)

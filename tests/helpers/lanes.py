@@ -198,15 +198,15 @@ class Lanes:
         rank: dict[str, int] = {}
         seconds: dict[str, dict[str, float]] = {}
         for item in items:
-            file, marks = file_of(item), {mark.name for mark in item.iter_markers()}
+            file, lane = file_of(item), lane_of(item)
             group = group_of(file)
             seconds.setdefault(group, {})[file] = sum(self.durations.get(file, [0.0]))
-            if marks & {"slow", "core"}:
-                kind = 0
-            elif "long" not in marks:
-                kind = 1
+            if lane != "long":
+                kind = 0 if lane == "slow" else 1
+            elif is_core(item):
+                kind = 2
             else:
-                kind = 2 if file in self.concerned else 3
+                kind = 3 if file in self.concerned else 4
             rank[group] = min(rank.get(group, kind), kind)
 
         def place(item: pytest.Item) -> tuple[int, float, str, int]:

@@ -196,6 +196,10 @@ def cuda_recorder() -> Record:
     """
     pool = torch.cuda.graph_pool_handle()
     side = torch.cuda.Stream()  # shared by all graphs, because libraries keep memory per stream
+    # Kept, because PyTorch refuses to record into a pool whose graphs are all gone.
+    first = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(first, pool=pool):
+        torch.zeros(1, device="cuda")
 
     def record(run: Callable[[], Any]) -> Callable[[], Any]:
         side.wait_stream(torch.cuda.current_stream())
@@ -204,7 +208,7 @@ def cuda_recorder() -> Record:
                 run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=first.pool()):
             out = run()
 
         def replay() -> Any:

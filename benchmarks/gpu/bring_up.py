@@ -4,11 +4,12 @@
     python -m benchmarks.gpu.step_time --choices choices
 
 The other programs measure the chosen variants, and the default ones beside them. Each model takes
-less than a minute; variants for which there is no time are not tried.
+less than a minute unless there is a `--budget`; variants for which there is no time are not tried.
 """
 
 import argparse
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -33,14 +34,21 @@ def parser() -> argparse.ArgumentParser:
     parser = arguments("Find out which variants of the kernels to run.")
     parser.add_argument("--shape", choices=ALL, nargs="+", default=[*SHAPES])
     parser.add_argument("--weights", choices=WEIGHTS, nargs="+", default=["bfloat16"])
+    parser.add_argument("--budget", type=float, help="seconds for all variants but the defaults")
+    parser.add_argument("--rows", type=int, nargs="+", help="default: the steps that engines run")
+    parser.add_argument("--window", type=int, default=64)
+    parser.add_argument("--context", type=int, default=1024)
     return parser
 
 
 def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
     """Return a bring-up for each model and kind of weights."""
     found: dict[str, Callable[[], Row]] = {}
+    sizes = [(rows, args.window, args.context) for rows in args.rows or ()]
+    if sizes:  # also a whole canvas, which a text's steps run between blocks
+        sizes.append((1, args.context + 2 * args.window, args.context + 2 * args.window))
     for shape, weights in product(args.shape, args.weights):
-        row: Row = {"shape": shape, "weights": weights}
+        row: Row = {"shape": shape, "weights": weights, "steps": sizes, "budget": args.budget}
         found[f"{shape} {weights}"] = partial(tried, row, args.choices)
     return found
 
@@ -53,16 +61,24 @@ def tried(
     table: str = TABLE,
 ) -> Row:
     """Try all variants for a model, and write the outcomes to the folder, if given."""
-    from diffray.workers.bring_up.one_layer import Sizes
+    from diffray.workers.bring_up.one_layer import Sizes, Step
     from diffray.workers.bring_up.trial_process import TrialPlan
     from diffray.workers.bring_up.trials import TimeLimits, run_trials
 
     shape, weights = row["shape"], row["weights"]
     quantized = quantization_of(ALL[shape], weights)
-    sizes = Sizes(config=config_of(ALL[shape], _LENGTH), dtype=dtype, quantization=quantized)
+    sizes = Sizes(
+        config=config_of(ALL[shape], _LENGTH),
+        dtype=dtype,
+        quantization=quantized,
+        steps=tuple(Step(*size) for size in row["steps"]),
+    )
     graphs = device == "cuda"
     plan = TrialPlan(sizes=sizes, device=device, table=table, graphs=graphs)
-    found = run_trials(plan, TimeLimits())
+    limits = TimeLimits()
+    if budget := row["budget"]:
+        limits = limits._replace(budget=budget, limit=budget + 20)
+    found = run_trials(plan, limits)
     if folder is not None and not found.failed:
         choices.write(folder, shape, weights, found.outcomes, found.selection)
     return {
@@ -77,6 +93,7 @@ def tried(
             "/".join(map(str, (kernel, *size.facts, *size.sizes))): name
             for (kernel, size), name in found.choices.chosen.items()
         },
+        "outcomes": [asdict(each) for each in found.outcomes],
         "said": [*found.lines()],
     }
 

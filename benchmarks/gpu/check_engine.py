@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
-    """Return every check; those that others rely on come first."""
+    """Return every check; what only a GPU can tell comes first."""
     from benchmarks.gpu.engine_checks import checks
 
     return checks(args.device, args.family, args.choices)

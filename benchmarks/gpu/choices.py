@@ -20,9 +20,11 @@ CHOSEN, DEFAULT = "chosen", "default"
 def write(
     folder: Path, shape: str, weights: str, outcomes: Items[Outcome], selection: Selection
 ) -> None:
-    """Write the outcomes for a model with this kind of weights."""
+    """Write the outcomes for a model with this kind of weights, after those of other sizes."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = {"selection": selection, "outcomes": [asdict(each) for each in outcomes]}
+    selections, before = _read(folder, shape, weights)
+    selection = max((selection, *selections), key=SELECTIONS.index)
+    found = {"selection": selection, "outcomes": [asdict(each) for each in (*before, *outcomes)]}
     (folder / f"{shape} {weights}.json").write_text(json.dumps(found))
 
 

@@ -6,6 +6,7 @@ The program itself never touches the device, so it can always report, even when 
 """
 
 import argparse
+import ctypes
 import gc
 import json
 import signal
@@ -31,6 +32,7 @@ Row = dict[str, Any]
 Plan = Callable[[argparse.Namespace], dict[str, Callable[[], Row]]]
 
 ENGINE_NEEDS = ("pydantic", "safetensors", "tqdm")
+_PR_SET_PDEATHSIG = 1
 _SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
@@ -41,7 +43,7 @@ def arguments(what: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--choices", type=Path, help="the folder that `bring_up` writes; without it defaults run"
     )
-    parser.add_argument("--case-seconds", type=float, default=300, help="abandon a case after this")
+    parser.add_argument("--case-seconds", type=float, default=60, help="abandon a case after this")
     return parser
 
 
@@ -67,6 +69,11 @@ def need_engine() -> None:
     """End the program with one sentence and exit status 2 if the engine cannot be imported."""
     if missing := missing_packages():
         _refuse(f"This runs the engine, which needs more: pip install {' '.join(missing)}")
+
+
+def end_with_parent(last: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent ends, even if that is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, last)
 
 
 def _refuse(why: str) -> NoReturn:
@@ -102,6 +109,7 @@ def run(plan: Plan, args: argparse.Namespace, line: Callable[[Row], str]) -> Non
         return report
 
     with ended_by_signals():
+        end_with_parent(signal.SIGTERM)
         write()
         try:
             with closing(_messages(plan, args, names)) as messages:
@@ -207,6 +215,7 @@ def _failed(case: str, failure: str, begin: float) -> Row:
 def _work(plan: Plan, args: argparse.Namespace, names: Items[str], pipe: Connection) -> None:
     """Run cases and send their rows, until one fails."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program ends its worker
+    end_with_parent(signal.SIGKILL)
     cases = plan(args)
     pipe.send({"facts": device_facts()})
     with noted_variants(lambda place, name: pipe.send({"variants": {place: name}})):

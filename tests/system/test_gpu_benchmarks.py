@@ -263,10 +263,10 @@ def test_kernels_are_checked_in_the_variants_of_the_run(
     chosen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check_kernels, "WORKS", (WORK,))
-    monkeypatch.setattr(check_kernels, "LIMITS", {torch.float32: 1e-4})
     ran: dict[str, set[str]] = {}
     for wanted in ("used", "right"):
-        args = Namespace(shape=["toy-moe"], variants=wanted, choices=chosen)
+        dtype = ["float32"]
+        args = Namespace(shape=["toy-moe"], dtype=dtype, variants=wanted, choices=chosen)
         for name, case in check_kernels.plan(args).items():
             if name.startswith("router,"):
                 row = case(device_name=str(DEVICE))  # type: ignore[call-arg]  # a partial's
@@ -300,7 +300,7 @@ def test_a_text_is_generated_with_what_was_chosen(
 
 
 def test_bring_up_leaves_what_the_others_read(tmp_path: Path) -> None:
-    row = {"shape": "toy-moe", "weights": "bfloat16"}
+    row = {"shape": "toy-moe", "weights": "bfloat16", "steps": [], "budget": None}
     how = "cpu", "float32", "tests.helpers.stand_in_norms"
     found = bring_up.tried(row, tmp_path, *how)
     assert found["right"] and found["trials"] > 0 and found["untried"] == 0
@@ -311,7 +311,7 @@ def test_bring_up_leaves_what_the_others_read(tmp_path: Path) -> None:
 
 def test_without_a_folder_bring_up_only_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffray.workers.bring_up.trials.run_trials", lambda *_: Findings())
-    row = {"shape": "toy-moe", "weights": "bfloat16"}
+    row = {"shape": "toy-moe", "weights": "bfloat16", "steps": [], "budget": None}
     assert bring_up.tried(row, None, "cpu", "float32")["right"]
 
 

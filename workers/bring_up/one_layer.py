@@ -33,26 +33,6 @@ _WINDOWS, _FEW = (1, 4, 16), 8
 _DRAWING = 1, 16  # numbers of windows at which tokens are also drawn
 
 
-class Sizes(Config):
-    """What determines the shapes of a model's kernels on one rank."""
-
-    config: Mapping[str, Any]  # the checkpoint's config.json
-    dtype: str
-    quantization: Given | None = None
-    page_size: int = 16
-    kv_cache_dtype: str = "auto"
-    ranks: int = 1
-    expert_parallel: bool = False
-
-    def model(self, kernels: Kernels = TORCH, mesh: Mesh | None = None) -> Denoiser:
-        """Return a rank's shard (default: rank 0's) of a layer, embedding and head, unallocated."""
-        mesh = mesh or Mesh(0, self.ranks, self.expert_parallel)
-        dtype = choose_dtype(self.dtype, torch.device("cpu"))
-        model = build_model(self.config, mesh, dtype, kernels)
-        model.keep_one_layer()
-        return model
-
-
 class Step(NamedTuple):
     """The windows of a step, at the ends of equal contexts."""
 
@@ -64,6 +44,27 @@ class Step(NamedTuple):
     def reads(self) -> bool:
         """Whether tokens are chosen for all positions, unlike in a whole prompt or canvas."""
         return self.length < self.context
+
+
+class Sizes(Config):
+    """What determines the shapes of a model's kernels on one rank."""
+
+    config: Mapping[str, Any]  # the checkpoint's config.json
+    dtype: str
+    quantization: Given | None = None
+    page_size: int = 16
+    kv_cache_dtype: str = "auto"
+    ranks: int = 1
+    expert_parallel: bool = False
+    steps: tuple[Step, ...] = ()  # to try; empty: those that engines run
+
+    def model(self, kernels: Kernels = TORCH, mesh: Mesh | None = None) -> Denoiser:
+        """Return a rank's shard (default: rank 0's) of a layer, embedding and head, unallocated."""
+        mesh = mesh or Mesh(0, self.ranks, self.expert_parallel)
+        dtype = choose_dtype(self.dtype, torch.device("cpu"))
+        model = build_model(self.config, mesh, dtype, kernels)
+        model.keep_one_layer()
+        return model
 
 
 def steps_of(spec: ModelSpec) -> list[Step]:
@@ -93,7 +94,7 @@ class OneLayer:
         if sizes.quantization is not None:
             self.model.quantize(parse_quantization(sizes.quantization))
         self.device, self.kernels, spec = device, kernels, self.model.spec
-        self.steps = steps_of(spec)
+        self.steps = list(sizes.steps) or steps_of(spec)
         pages = max(step.windows * -(-step.context // sizes.page_size) for step in self.steps)
         self.kv = KVPool(
             shapes=spec.kv_shapes,

@@ -30,13 +30,13 @@ EXPECTED: Final = (
 def rank(kernel: str, variant: str, *, index: int) -> tuple[int, int]:
     """Return the sort key of a shape's variant; `index` is its place in the kernel's list.
 
-    torch's comes first, because a shape needs one right variant, and torch's needs no compiler. The
-    default, whose index is 0, comes after the expected ones, and the others after it.
+    The default, whose index is 0, comes first: whatever there is no time for, the choice is never
+    slower than it. torch's, which runs where nothing else is right, comes after the expected ones.
     """
-    if variant == TORCH_VARIANT:
+    if index == 0:
         return -1, 0
     name = f"{kernel} {variant}"
     found = (place for place, pattern in enumerate(EXPECTED) if re.fullmatch(pattern, name))
-    expected = next(found, len(EXPECTED) + bool(index))
+    expected = next(found, len(EXPECTED) + (variant != TORCH_VARIANT))
     # Of the expected variants, those that start early come first.
     return expected, index if expected > len(EXPECTED) else " pdl" not in variant

@@ -35,7 +35,7 @@ _TIME_UP = "the time is up"
 class TimeLimits(NamedTuple):
     """Seconds of bring-up and its parts; including the end of a process they stay below 60."""
 
-    budget: float = 32.0  # for all variants except torch's, which are tried in any case
+    budget: float = 32.0  # for all variants but the defaults, which are tried in any case
     limit: float = 50.0  # for everything, including whole steps with what was found right
     trial: float = 12.0  # for one trial, or to compile several ahead
 

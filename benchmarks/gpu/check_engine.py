@@ -29,7 +29,7 @@ def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
     """Return every check; what only a GPU can tell comes first."""
     from benchmarks.gpu.engine_checks import checks
 
-    return checks(args.device, args.family, args.choices)
+    return checks(args.device, args.family)
 
 
 if __name__ == "__main__":

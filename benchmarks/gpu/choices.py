@@ -12,7 +12,6 @@ from typing import Any
 
 from diffray.kernels.trial import SELECTIONS, Outcome, Selection, choices_of
 from diffray.kernels.variants import TORCH_VARIANT, UNTRIED, Choices, Shape, Variant
-from diffray.workers.bring_up.trial_order import rank
 
 CHOSEN, DEFAULT = "chosen", "default"
 
@@ -61,27 +60,6 @@ def _read(folder: Path | None, shape: str, weights: str) -> tuple[list[Selection
             facts, sizes = map(tuple, each["shape"])
             outcomes.append(Outcome(**each | {"shape": Shape(facts, sizes)}))
     return selections, outcomes
-
-
-@dataclass(frozen=True, slots=True)
-class Expected(Choices):
-    """Chooses the variants expected to win, except refused ones: an untested guess, for checks."""
-
-    refused: frozenset[tuple[str, str]] = frozenset()
-
-    def pick(self, kernel: str, shape: Shape, variants: Items[Variant]) -> Variant:
-        ranked = [
-            (rank(kernel, variant.name, index=index), index)
-            for index, variant in enumerate(variants)
-            if variant.name != TORCH_VARIANT and (kernel, variant.name) not in self.refused
-        ]
-        return variants[min(ranked)[1]] if ranked else variants[-1]
-
-
-def expected(folder: Path | None = None, shape: str = "*") -> Expected:
-    """Return the choice of variants expected to win, without those that bring-up refused."""
-    _, outcomes = _read(folder, shape, "*")
-    return Expected({}, refused=frozenset((o.kernel, o.variant) for o in outcomes if o.refused))
 
 
 class NotOfferedError(Exception):

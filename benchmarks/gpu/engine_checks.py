@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.golden import EOS, FAMILIES, MASK, MASKED, cases_of, golden, params_of
-from benchmarks.gpu.choices import Expected, expected
 from benchmarks.gpu.engine import replays
 from benchmarks.gpu.program import Row
 from benchmarks.paths import GOLDEN
@@ -20,7 +18,6 @@ from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
 from diffray.kernels import noise
 from diffray.workers.batch_plan import BatchPlan
-from diffray.workers.bring_up.findings import Findings
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Bucket, Graphs, run_again
@@ -38,22 +35,10 @@ class Way(NamedTuple):
     dtype: str
     kernels: str
     graphs: bool | None
-    expected: Expected | None = None  # None: the kernels' default variants
 
     def __str__(self) -> str:
         graphs = "" if self.graphs is None else f", graphs {'on' if self.graphs else 'off'}"
-        variants = "" if self.expected is None else ", expected variants"
-        return f"{self.dtype}, {self.kernels}{graphs}{variants}"
-
-
-class ExpectedFindings(Findings):
-    """The findings of a bring-up in which the expected variants won."""
-
-    expected: Expected
-
-    @property
-    def choices(self) -> Expected:
-        return self.expected
+        return f"{self.dtype}, {self.kernels}{graphs}"
 
 
 def judged(right: bool | None, told: str) -> Row:
@@ -61,13 +46,8 @@ def judged(right: bool | None, told: str) -> Row:
     return {"right": right, "told": told}
 
 
-def checks(
-    device_name: str, families: list[str] | None, folder: Path | None
-) -> dict[str, Callable[[], Row]]:
-    """Return every check by name; what only a GPU can tell comes first, golden tokens last.
-
-    Besides the default variants, those expected to win run, except what bring-up refused.
-    """
+def checks(device_name: str, families: list[str] | None) -> dict[str, Callable[[], Row]]:
+    """Return every check by name; what only a GPU can tell comes first, golden tokens last."""
     device = torch.device(device_name)
     families = families or [name for name, weights in FAMILIES.items() if weights in MASKED]
     first = families[0]
@@ -78,25 +58,22 @@ def checks(
         "noise on the device as on a CPU, except for last bits": partial(check_noise, device),
     }
     for family in families:
-        for variants in (None,) if device.type == "cpu" else (None, expected(folder)):
-            name = f"logits in bfloat16, {family}{', expected variants' if variants else ''}"
-            every[name] = partial(check_logits, family, device, variants)
+        every[f"logits in bfloat16, {family}"] = partial(check_logits, family, device)
         every[f"graphs in bfloat16, {family}"] = partial(check_graphs, family, device)
         every[f"batched in bfloat16 as alone, {family}"] = partial(compare_alone, family, device)
     for family in families:
-        for way in reversed(ways(device, expected(folder))):
+        for way in reversed(ways(device)):
             every[f"golden {family}, {way}"] = partial(check_golden, family, way, device)
             if family == CAUSAL:
                 every[f"shared prefixes, {family}, {way}"] = partial(check_sharing, way, device)
     return every
 
 
-def ways(device: torch.device, variants: Expected) -> list[Way]:
+def ways(device: torch.device) -> list[Way]:
     plain = [Way("float64", "torch", None), Way("float32", "torch", None)]
     if device.type == "cpu":
         return plain
-    every = ((graphs, chosen) for chosen in (None, variants) for graphs in (False, True))
-    return [*plain, *(Way("float32", "triton", *each) for each in every)]
+    return [*plain, *(Way("float32", "triton", graphs) for graphs in (False, True))]
 
 
 def engine_of(
@@ -122,8 +99,7 @@ def engine_of(
         chunk=32,
         enable_prefix_caching=sharing,
     )
-    found = None if way.expected is None else ExpectedFindings(expected=way.expected)
-    engine = build_rank(str(GOLDEN / family), setup, Mesh(), found)
+    engine = build_rank(str(GOLDEN / family), setup, Mesh())
     if stand_in:
         length = graph_length or engine.model.spec.block_length
         buckets = [Bucket(windows, length) for windows in (16, 4, 1)]
@@ -209,7 +185,7 @@ def check_sharing(way: Way, device: torch.device) -> Row:
     return judged(equal == 2 * len(requests), told)
 
 
-def check_logits(family: str, device: torch.device, variants: Expected | None = None) -> Row:
+def check_logits(family: str, device: torch.device) -> Row:
     """Compare with the error of rounding the weights: random weights amplify small errors."""
     case = golden(FAMILIES[family])["full_forward"]
     ids, block = case["input_ids"], case.get("block_length", 0)
@@ -222,8 +198,7 @@ def check_logits(family: str, device: torch.device, variants: Expected | None = 
     yardstick = distance(full_logits(engine, ids, block), exact)
     errors = []
     for graphs in (False, True):
-        way = narrow(device, graphs)._replace(expected=variants)
-        engine = engine_of(family, way, device, graph_length=len(ids))
+        engine = engine_of(family, narrow(device, graphs), device, graph_length=len(ids))
         errors.append(distance(full_logits(engine, ids, block), exact))
     told = "{:.1e} from float64, replayed {:.1e}; with the weights alone rounded {:.1e}"
     # NaN fails this comparison.

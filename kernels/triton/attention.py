@@ -24,7 +24,7 @@ from diffray.kernels.variants import Kernel, Run, Shape, Tile, Variant, rounded_
 from diffray.kernels.windows import PagedWindows, Windows
 
 _PROGRAMS = 512  # enough to fill a GPU of 132 multiprocessors
-SPLIT_KEYS = 256  # keys per program, unless a variant has fewer; shorter splits cost more to join
+SPLIT_KEYS = 128  # keys per program, at least; shorter splits cost more to join
 _MOST_SPLITS = 32
 
 
@@ -156,12 +156,8 @@ def _tile_for(rows: int, size: int, itemsize: int, bits: int) -> Tile:
         return Tile(min(rows, 16), 32, depth, 4, 2)
     if depth > 128:  # three stages of a wide head's keys and values do not fit shared memory
         return Tile(16, 32, depth, 4, 2)
-    return Tile(min(rows, 64), min(64, _most_columns(bits)), depth, 4, 3)
-
-
-def _most_columns(bits: int) -> int:
-    """Return how many keys a tile has at most; more would spill when widened from 4 bits."""
-    return 32 if bits == 4 else 128
+    # Heads that are widened from 4 or 8 bits take more registers.
+    return Tile(min(rows, 64), 32 if bits == 4 else 64, depth, 4, 2 if bits == 8 else 3)
 
 
 def variants(
@@ -173,42 +169,13 @@ def variants(
     windows: Windows,
     bits: int = 0,
 ) -> list[Variant]:
-    """Return the default tile for windows of about this length, then others, then shorter splits.
-
-    A window or two do not fill a GPU with splits of 256 keys.
-    """
-    _, num_keys, size = kv.keys_SGD.shape
-    num_windows, num_pages = windows.paged.pages_WP.shape
-    shared = heads_TND.shape[1] // num_keys - 2
+    """Return the default tile for windows of about this length, then one with fewer keys."""
+    size = kv.keys_SGD.shape[2]
+    shared = heads_TND.shape[1] // kv.keys_SGD.shape[1] - 2
     rows = rounded_up(windows.paged.max_queries) * shared
-    default = _tile_for(rows, size, heads_TND.element_size(), bits)
-    others = [
-        Tile(rows, *rest)
-        for rows in (default.rows, max(default.rows // 2, 16))
-        for rest in _others(default.depth, heads_TND.element_size())
-        if rest[0] <= _most_columns(bits)
-    ]
-    tiles = list(dict.fromkeys([default, *others]))
-    found = tiled_variants(tiles, run)
-    max_keys = rounded_up(num_pages * windows.paged.page_size)
-    programs = triton.cdiv(rows, default.rows) * num_keys * rounded_up(num_windows)
-    splits = num_splits(programs, max_keys)
-    for split_keys in (128, 64):
-        shorter, splits = splits, num_splits(programs, max_keys, split_keys)
-        if splits > shorter:
-            fitting = [tile for tile in tiles if tile.columns <= split_keys]
-            shorter_run = partial(run, split_keys=split_keys)
-            found += tiled_variants(fitting, shorter_run, f"triton {split_keys} keys")
-    return found
-
-
-def _others(depth: int, itemsize: int) -> list[tuple[int, int, int, int]]:
-    """Return columns, depth, warps and stages that may be faster than the default's."""
-    if itemsize > 2:  # others take long to compile
-        return []
-    if depth > 128:  # more would not fit shared memory
-        return [(32, depth, 4, 2), (32, depth, 8, 2)]
-    return [(32, depth, 4, 3), (64, depth, 4, 2), (64, depth, 4, 3), (128, depth, 8, 3)]
+    tile = _tile_for(rows, size, heads_TND.element_size(), bits)
+    tiles = [tile, tile._replace(columns=32)]
+    return tiled_variants(list(dict.fromkeys(tiles)), run)
 
 
 def _shape(

@@ -32,10 +32,6 @@ from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
 
 _MANY_ROWS = 256  # from here on a tile of the fused product reads too much for what it computes
 _ROWS_STORED, _LOGITS = 512, 1024
-# Columns, depth, warps and stages that may suit. Reading the head dominates with any tile, so a few
-# are enough. With few rows the wide tile reads the rows half as often.
-_OTHERS: Final = ((64, 64, 4, 4), (64, 128, 4, 3), (128, 64, 4, 3), (128, 64, 8, 4))
-_WIDE: Final = (256, 64, 8, 3)
 
 
 def confidence(
@@ -148,18 +144,13 @@ def _variants(
     _gather_RK: Tensor,
     draw: Draw | None,
 ) -> list[Variant]:
-    """Return the default tile, then others with the same number of rows."""
+    """Return the program that reads the head once, or first torch's product for many rows."""
     rows, itemsize = rounded_up(len(hidden_RH)), hidden_RH.element_size()
-    default = _tile_for(rows, itemsize, drawn=draw is not None)
-    if itemsize > 2:  # others take long to compile and gain nothing without matrix units
-        return tiled_variants([default], confidence)
-    others = [Tile(default.rows, *rest) for rest in _OTHERS if rest[0] <= default.columns]
-    if default.rows <= 64 and draw is None:
-        others.append(Tile(default.rows, *_WIDE))
-    found = tiled_variants(list(dict.fromkeys([default, *others])), confidence)
-    if rows >= _MANY_ROWS:
-        found += variants_of(confidence_after_product, "triton after product")
-    return found
+    found = tiled_variants([_tile_for(rows, itemsize, drawn=draw is not None)], confidence)
+    if itemsize > 2 or rows < _MANY_ROWS:
+        return found
+    product = variants_of(confidence_after_product, "triton after product")
+    return [*found, *product] if draw is not None else [*product, *found]
 
 
 def _shape(

@@ -17,7 +17,7 @@ from torch import Tensor
 from diffray.kernels import quantized
 from diffray.kernels.router import Pairs
 from diffray.kernels.triton.expert_products import multiply_pairs
-from diffray.kernels.triton.experts import tile_for, tiles_of
+from diffray.kernels.triton.experts import tiles_for, tiles_of
 from diffray.kernels.triton.float8_rows import float8_row, round_rows
 from diffray.kernels.triton.launch import (
     overlapped,
@@ -44,17 +44,13 @@ def float8_experts_forward(
     pairs: Pairs | None = None,
     *,
     tile: Tile | None = None,
-    half: bool = False,
     pdl: bool = False,
 ) -> Tensor:
-    """Return each token's weighted sum over its experts [T, H]; all products are of rounded rows.
-
-    Products are in `x_TH`'s dtype or, with `half`, float16.
-    """
+    """Return each token's weighted sum over its experts [T, H], all products of rounded rows."""
     if ids_TK.numel() == 0:
         return torch.empty_like(x_TH)
     num_experts = len(w2_EHI)
-    tile = tile or tile_for(ids_TK.numel() / num_experts, x_TH.element_size())
+    tile = tile or tiles_for(ids_TK.numel() / num_experts, x_TH, w2_EHI)[0]
     pairs = pairs or list_pairs(ids_TK, num_experts, pdl=pdl)
     experts = w31_EFH, scale31_EF, w2_EHI, scale2_EH
     part_SH = multiply_pairs(
@@ -63,7 +59,6 @@ def float8_experts_forward(
         weights_TK,
         pairs,
         tile,
-        half=half,
         rounded=True,
         pdl=pdl,
     )
@@ -135,13 +130,8 @@ def _shape(x_TH: Tensor, w2_EHI: Tensor, ids_TK: Tensor) -> Shape:
 
 
 def _variants(x_TH: Tensor, w2_EHI: Tensor, ids_TK: Tensor) -> list[Variant]:
-    tiles = tiles_of(x_TH, len(w2_EHI), ids_TK.shape[1])
-    found = tiled_variants(tiles, float8_experts_forward)
-    if x_TH.dtype != torch.bfloat16:
-        return found
-    half = partial(float8_experts_forward, half=True)
-    found = [*found[:1], *tiled_variants(tiles, half, "triton half")]
-    if _multiplies_groups(x_TH, w2_EHI, ids_TK):
+    found = tiled_variants(tiles_of(x_TH, w2_EHI, ids_TK), float8_experts_forward)
+    if x_TH.dtype == torch.bfloat16 and _multiplies_groups(x_TH, w2_EHI, ids_TK):
         found += variants_of(scaled_grouped_mm, "scaled_grouped_mm")
         found += variants_of(partial(scaled_grouped_mm, fast=True), "scaled_grouped_mm fast")
     return found

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffray.kernels import norm
+from diffray.kernels import linear, norm
 from diffray.kernels.triton.launch import overlapped, variants_of, wait_for_previous
 from diffray.kernels.variants import Kernel, Shape, rounded_up
 
@@ -34,14 +34,17 @@ def add_norm(
     return total_TH, out_TH
 
 
-def add_norm_of_parts(
-    parts_CTH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float, *, pdl: bool = False
+def linear_add_norm(
+    x_TI: Tensor,
+    weight_OI: Tensor,
+    residual_TO: Tensor,
+    norm_O: Tensor,
+    eps: float,
+    *,
+    pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return `add_norm` of the parts' sum, rounded to the residual's dtype first."""
-    residual_TH = residual_TH.contiguous()
-    total_TH, out_TH = torch.empty_like(residual_TH), torch.empty_like(residual_TH)
-    _launch(parts_CTH, residual_TH, total_TH, out_TH, weight_H, eps, pdl, len(parts_CTH))
-    return total_TH, out_TH
+    """Return `add_norm` of torch's product."""
+    return add_norm(linear.linear(x_TI, weight_OI), residual_TO, norm_O, eps, pdl=pdl)
 
 
 def _shape(x: Tensor) -> Shape:
@@ -61,6 +64,12 @@ ADD_NORM: Final = Kernel(
     lambda x, _residual, _weight, _eps: _shape(x),
     lambda *_: variants_of(add_norm),
 )
+LINEAR_ADD_NORM: Final = Kernel(
+    "linear_add_norm",
+    linear.linear_add_norm,
+    lambda x, weight, *_: Shape((*weight.shape, str(x.dtype)), (rounded_up(len(x)),)),
+    lambda *_: variants_of(linear_add_norm),
+)
 
 
 def _launch(
@@ -71,7 +80,6 @@ def _launch(
     weight_H: Tensor,
     eps: float,
     pdl: bool,
-    parts: int = 0,
 ) -> None:
     rows, size = out_TH.shape
     if rows == 0:
@@ -83,10 +91,8 @@ def _launch(
         total_TH,
         out_TH,
         weight_H,
-        rows,
         size,
         eps,
-        PARTS=parts,
         ADD=residual_TH is not None,
         BLOCK=block,
         num_warps=warps_of(block),
@@ -99,17 +105,15 @@ def warps_of(block: int) -> int:
     return min(max(block // 512, 1), 16)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
 def _norm_row(
     x_ptr,
     residual_ptr,
     total_ptr,
     out_ptr,
     weight_ptr,
-    rows,
     size,
     eps,
-    PARTS: tl.constexpr,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -120,13 +124,7 @@ def _norm_row(
     weight = tl.load(weight_ptr + at, mask=inside, other=0.0)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64) * size + at
-    if PARTS > 0:
-        total = tl.zeros((BLOCK,), tl.float32)
-        for part in tl.static_range(PARTS):
-            total += tl.load(x_ptr + part * rows * size + row, mask=inside, other=0.0)
-        x = total.to(out_ptr.dtype.element_ty)
-    else:
-        x = tl.load(x_ptr + row, mask=inside, other=0.0)
+    x = tl.load(x_ptr + row, mask=inside, other=0.0)
     if ADD:
         x = rounded_sum(tl.load(residual_ptr + row, mask=inside, other=0.0), x)
         tl.store(total_ptr + row, x, mask=inside)

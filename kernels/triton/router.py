@@ -157,8 +157,9 @@ def _kernel(name: str, reference: Run, run: Run) -> Kernel:
         return Routing(found.ids_TK, found.weights_TK, starts_E, order_S)
 
     def variants(x_TH: Tensor, *_: Any, **__: Any) -> list[Variant]:
-        fused = variants_of(partial(run, fused=True), "triton fused")
-        return [*variants_of(run), *(fused if rounded_up(len(x_TH)) <= _MOST_FUSED else [])]
+        if rounded_up(len(x_TH)) > _MOST_FUSED:
+            return variants_of(run)
+        return variants_of(partial(run, fused=True), "triton fused")
 
     def precision(_x_TH: Tensor, weight_EH: Tensor, *_: Any, **__: Any) -> torch.dtype:
         return weight_EH.dtype

@@ -9,10 +9,9 @@ from diffray.kernels.triton.confidence import CONFIDENCE
 from diffray.kernels.triton.credit import REWARD
 from diffray.kernels.triton.experts import EXPERTS, EXPERTS_ADD_NORM, QUANTIZED_EXPERTS
 from diffray.kernels.triton.float8_experts import FLOAT8_EXPERTS
-from diffray.kernels.triton.norm import ADD_NORM, RMS_NORM
+from diffray.kernels.triton.norm import ADD_NORM, LINEAR_ADD_NORM, RMS_NORM
 from diffray.kernels.triton.quantized_kv import QUANTIZED_ATTEND
 from diffray.kernels.triton.router import GROUPED_SIGMOID_ROUTER, SOFTMAX_ROUTER
-from diffray.kernels.triton.small_product import LINEAR_ADD_NORM
 
 KERNELS: Final = (
     RMS_NORM,

@@ -9,8 +9,8 @@ from torch import Tensor
 from tests.helpers.triton_device import DEVICE  # isort: skip
 from diffray.components.batch import Batch, Window
 from diffray.kernels import attention as reference
-from diffray.kernels.attention import KVLayer, QKRotary, window_attention
-from diffray.kernels.triton.attention import ATTEND, num_splits, paged_attention
+from diffray.kernels.attention import window_attention
+from diffray.kernels.triton.attention import num_splits, paged_attention
 from diffray.kernels.windows import PagedWindows
 
 PAGE = 8
@@ -94,27 +94,6 @@ def test_keys_split_over_programs_are_joined(block: int, split_keys: int, splits
         atol=1e-5,
         rtol=1e-4,
     )
-
-
-@pytest.mark.parametrize(
-    ("count", "context", "splits"),
-    [(1, 1024, {256, 128, 64}), (1, 200, {256, 128, 64}), (2, 30, {256}), (64, 1024, {256})],
-)
-def test_shorter_splits_are_offered_where_they_occupy_more_programs(
-    count: int, context: int, splits: set[int]
-) -> None:
-    windows, _ = place([Span(context - 8, context, context)] * count)
-    heads = torch.empty(8 * count, 24, 16, dtype=torch.bfloat16)
-    kv = KVLayer(torch.empty(1, 8, 16), torch.empty(1, 8, 16))
-
-    class Placed(NamedTuple):
-        paged: PagedWindows
-
-    cos = torch.empty(8 * count, 1, 16)
-    rotary = QKRotary(None, 1e-5, cos, cos)
-    *variants, _ = ATTEND.variants(heads, rotary, kv, windows.first_W, Placed(windows))
-    words = [variant.name.split() for variant in variants]
-    assert {int(name[1]) if "keys" in name else 256 for name in words} == splits
 
 
 def test_padding_changes_nothing_and_what_no_query_sees_is_not_read() -> None:

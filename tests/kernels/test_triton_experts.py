@@ -1,7 +1,5 @@
 """The experts' Triton kernels against torch."""
 
-import re
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,14 +13,12 @@ from diffray.kernels.quantize import quantize
 from diffray.kernels.router import Routing, list_pairs
 from diffray.kernels.triton.experts import (
     EXPERTS,
-    QUANTIZED_EXPERTS,
     experts_add_norm,
     experts_forward,
     quantized_experts_forward,
-    tile_for,
+    tiles_for,
 )
-from diffray.kernels.triton.launch import num_programs
-from diffray.kernels.variants import Tile
+from diffray.kernels.triton.norm import add_norm
 
 
 def case(tokens: int, experts: int, chosen: int, hidden: int, width: int) -> list[Tensor]:
@@ -77,7 +73,7 @@ def test_pairs_that_the_router_lists_are_not_listed_again() -> None:
 
 def test_all_tokens_at_one_expert_go_through_several_tiles() -> None:
     x, w31, w2, ids, weights = case(150, 64, 1, 16, 16)
-    assert tile_for(150 / 64, 4).rows < 150
+    assert tiles_for(150 / 64, x, w2)[0].rows < 150
     ids = torch.full_like(ids, 5)
     expected = reference(x, w31, w2, ids, weights)
     torch.testing.assert_close(
@@ -97,17 +93,14 @@ def test_no_tokens_give_no_rows() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_experts_and_the_norm_that_follows_equal_the_reference(
-    shared: bool, fused: bool, rank: int
-) -> None:
+def test_experts_and_the_norm_that_follows_equal_the_reference(shared: bool, rank: int) -> None:
     x, w31, w2, ids, weights = case(12, 6, 3, 48, 36)
     added = torch.randn(3, 12, 48, device=DEVICE)
     norm = torch.randn(48, device=DEVICE)
     args = x, w31[:4], None, w2[:4], None, ids - 2 * rank, weights, None
     rest = added[0] if shared else None, added[1], norm, 1e-5
-    got = experts_add_norm(*args, *rest, fused=fused)
+    got = experts_add_norm(*args, *rest)
     expected = quantized.experts_add_norm(*args, *rest)
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
@@ -121,7 +114,9 @@ def test_the_fused_norm_rounds_where_separate_kernels_round() -> None:
     )
     added, norm = torch.randn(2, 9, 48, device=DEVICE).half(), torch.randn(48, device=DEVICE).half()
     args = x, w31, None, w2, None, ids, weights, None, added[0], added[1], norm, 1e-5
-    got, expected = (experts_add_norm(*args, fused=fused) for fused in (True, False))
+    got = experts_add_norm(*args)
+    summed = experts_forward(x, w31, w2, ids, weights) + added[0]
+    expected = add_norm(summed, added[1], norm, 1e-5)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, expected, strict=True))
 
 
@@ -153,37 +148,6 @@ def test_every_variant_equals_the_reference_in_bfloat16(
         assert float((out - expected).norm() / expected.norm()) < 0.004
 
 
-def test_a_tile_holds_the_rows_of_an_expert_that_all_tokens_choose() -> None:
-    args = narrow(case(64, 64, 8, 16, 16))
-    rows = {int(re.findall(r"(\d+)x", v.name)[0]) for v in EXPERTS.variants(*args, None)[:-1]}
-    assert rows == {32, 64}
-
-
-@pytest.mark.parametrize(
-    "tile",
-    [pytest.param(Tile(16, 16, 16, 1, 1), marks=pytest.mark.long), Tile(64, 32, 32, 4, 2)],
-)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_programs_that_stay_give_the_same_bits(tile: Tile, rank: int) -> None:
-    """Each has several tiles, some of experts without tokens, some of more rows than a tile."""
-    x, w31, w2, ids, weights = case(70, 6, 2, 70, 37)
-    ids[:40], ids[40:50] = torch.tensor([1, 3], device=DEVICE), 4
-    own = slice(3 * rank, 3 * rank + 3)
-    args = x, w31[own].contiguous(), w2[own].contiguous(), ids - 3 * rank, weights
-    assert num_programs(3 * 3, torch.device("cpu")) < 3 * 3
-    staying = experts_forward(*args, tile=tile, stay=True)
-    assert torch.equal(staying, experts_forward(*args, tile=tile))
-
-
-def test_programs_that_stay_have_as_many_tiles_and_all_run_at_once() -> None:
-    meta = torch.device("meta")  # counts as 132 multiprocessors
-    assert num_programs(1024, meta) == 256  # of 4 tiles
-    assert num_programs(2048, meta) == 256
-    assert num_programs(264, meta) == 264
-    assert num_programs(265, meta) == 133  # of 2
-    assert num_programs(3, meta) == 3
-
-
 def in_bytes(w: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Return the bytes, and the scale of each row [E, O]."""
     kept = quantize(w, FORMATS[name])
@@ -211,8 +175,7 @@ def test_float8_weights_are_multiplied_in_float16_whatever_the_range(louder: flo
     args = (*quantized_ones[0], *quantized_ones[1], ids, weights.float(), None)
     expected = quantized.quantized_experts_forward(x.float(), *args)
     with exact_bfloat16():
-        for half in (False, True):
-            got = quantized_experts_forward(x, *args, half=half).float()
-            assert float((got - expected).norm() / expected.norm()) < 0.004
-    names = [variant.name for variant in QUANTIZED_EXPERTS.variants(x, *args)]
-    assert "half" not in names[0] and "half" in names[1]
+        got = quantized_experts_forward(x, *args).float()
+        x[0, 0] = 1e6  # no float16 number, and one of thousands
+        assert quantized_experts_forward(x, *args).isfinite().all()
+    assert float((got - expected).norm() / expected.norm()) < 0.004

@@ -40,7 +40,6 @@ from diffray.kernels.variants import TORCH_VARIANT, Kernel, Run, Shape, Variant
 from diffray.workers.bring_up.findings import GraphsOutcome
 from diffray.workers.bring_up.one_layer import OneLayer, Sizes
 from diffray.workers.bring_up.step_trial import combined, try_graphs
-from diffray.workers.bring_up.trial_order import rank
 
 DEVICE_FAILED = 3  # the exit status after an error that the process cannot recover from
 _MOST_AHEAD = 16  # variants to compile at once, which must take less than the limit of a trial
@@ -208,13 +207,16 @@ def collecting(table: Items[Kernel], calls: Calls) -> Kernels:
 
 
 def trials_of(calls: Calls, done: Items[Outcome]) -> list[Trial]:
-    """Return the remaining trials in the order in which they run."""
+    """Return the remaining trials: the defaults, then the other variants in turn, torch's last.
+
+    Whatever there is no time for, the choice is never slower than the default.
+    """
     known = {(each.kernel, each.shape, each.variant) for each in done}
     ranked = []
     for (kernel, shape), own in calls.items():
         for index, variant in enumerate(own[0].variants):
             if (kernel, shape, variant.name) not in known:
-                place = rank(kernel, variant.name, index=index)
+                place = variant.name == TORCH_VARIANT, index
                 ranked.append((place, Trial(own, variant, index == 0)))
     return [trial for _, trial in sorted(ranked, key=lambda each: each[0])]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ from benchmarks.gpu import (
     generate,
     program,
     step_time,
+    yardstick,
 )
 from benchmarks.gpu.cases import listed
 from benchmarks.gpu.check_kernels import check
@@ -662,3 +663,48 @@ time.sleep(600)
             all_of_them.pack(folder)
         with tarfile.open(tmp_path / "results.tar.gz") as packed:
             assert sorted(packed.getnames()) == ["results", "results/a.json", "results/b.json"]
+
+
+STAND_IN = """
+from diffray.kernels.experts import experts_forward as right
+CONFIGS = {4: {"double": 2, "same": 1}, 400: {}}
+def experts_forward(x, w31, w2, ids, weights, config):
+    return config * right(x, w31, w2, ids, weights)
+"""
+
+
+def test_the_yardstick_judges_what_it_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stand_in_experts.py").write_text(STAND_IN)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(yardstick, "ceilings", lambda: {"bytes_per_s": 1e9})
+    monkeypatch.setattr(yardstick, "graphed", lambda run: run)
+    monkeypatch.setattr(yardstick, "the_clock", lambda _runs: SimpleNamespace(seconds=timed_once))
+    args = Namespace(folder=tmp_path, choices=None, shape=["toy-moe"], tokens=[9], runs=1)
+    whose = ["ours", "torch", "stand_in"]
+    assert [*yardstick.plan(args)] == [f"toy-moe 9 tokens, {name}" for name in whose]
+    rows = [yardstick.timed(args, "toy-moe", 9, name, "cpu") for name in whose]
+    assert [row["right"] for row in rows] == [True, True, False]
+    assert [len(row["variants"]) for row in rows] == [1, 0, 2]
+    errors = {each["variant"]: each["error"] for each in rows[2]["variants"]}
+    assert errors == {"double": pytest.approx(1), "same": 0}
+    # Two matrices, of 40 x 48 and 48 x 20, for each of the experts met, all five of them.
+    assert rows[0]["distinct_experts"] == 5
+    assert rows[0]["variants"][0]["share"] == pytest.approx(5 * 60 * 48 * 4 / 1e9 / 1e-3)
+
+
+def timed_once(run: Callable[[], object]) -> float:
+    run()
+    return 1e-3
+
+
+def test_the_yardstick_needs_something_to_compare_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["yardstick", "--from", str(tmp_path / "nowhere")])
+    with pytest.raises(SystemExit) as end:
+        yardstick.main()
+    told = capsys.readouterr()
+    assert end.value.code == 2 and told.out == ""
+    assert told.err.count("\n") == 1 and "nowhere has no NAME_experts.py" in told.err

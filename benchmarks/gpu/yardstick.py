@@ -1,0 +1,133 @@
+"""Time another project's routed experts on the GPU, beside ours and torch's.
+
+    python -m benchmarks.gpu.yardstick --from FOLDER --tokens 64 512 2048 --out yardstick.json
+
+FOLDER stays outside this repository. NAME_experts.py in it has `experts_forward(x_TH, w31_EFH,
+w2_EHI, ids_TK, weights_TK, config)`, weights as in kernels/experts.py (up rows first), and CONFIGS:
+by the count of tokens, of which the nearest is taken, configs by name. All run in CUDA graphs from
+a cold L2 cache on the same inputs, in bfloat16, and are compared with torch's result. `share` is of
+the measured copy bandwidth, for the weights of the experts that the tokens meet. Of our variants
+the default, the one that bring-up chose, and those expected to win are timed.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.cases import Which
+from benchmarks.gpu.check_kernels import LIMITS
+from benchmarks.gpu.choices import choices_for, kinds
+from benchmarks.gpu.measure import ceilings, graphed, the_clock
+from benchmarks.gpu.program import Row, arguments, need_cuda, run
+from benchmarks.gpu.shapes import ALL, Work
+from diffray.kernels.choose import TORCH
+from diffray.kernels.variants import Run
+from diffray.workers.bring_up.trial_order import rank
+
+MOST = 12  # of our variants; each is compiled
+
+
+def main() -> None:
+    parser = arguments("Time another project's routed experts on the GPU, beside ours and torch's.")
+    parser.add_argument("--from", type=Path, required=True, dest="folder", metavar="FOLDER")
+    parser.add_argument("--shape", choices=ALL, nargs="+", default=["llada-moe-7b-a1b"])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[64, 512])
+    parser.add_argument("--runs", type=int, default=30)
+    args = parser.parse_args()
+    if not _others(args.folder):
+        print(f"Nothing to compare with: {args.folder} has no NAME_experts.py.", file=sys.stderr)
+        raise SystemExit(2)
+    need_cuda()
+    run(plan, args, _line)
+
+
+def _others(folder: Path) -> list[str]:
+    return sorted(file.stem.removesuffix("_experts") for file in folder.glob("*_experts.py"))
+
+
+def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
+    """Return a timing of all variants for each model, count of tokens and project."""
+    every = product(args.shape, args.tokens, ["ours", "torch", *_others(args.folder)])
+    return {f"{s} {t} tokens, {whose}": partial(timed, args, s, t, whose) for s, t, whose in every}
+
+
+def timed(
+    args: argparse.Namespace, shape: str, tokens: int, whose: str, device: str = "cuda"
+) -> Row:
+    """Return the time, the share of the bandwidth and the error of each variant of a project."""
+    from diffray.kernels.triton.compile_ahead import compiled_ahead
+
+    inputs: list[Any] = []
+
+    def noted(*given: Any) -> Any:
+        inputs[:] = given
+        return TORCH.experts_forward(*given)
+
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32  # as Triton's interpreter can
+    case = Which(shape, Work(1, tokens, tokens), dtype, "experts_forward").case(
+        torch.device(device)
+    )
+    expected = case.run(TORCH._replace(experts_forward=noted))[0].double()
+    _, w31, w2, ids, *_ = inputs
+    met, bytes_per_s = len(ids.unique()), ceilings()["bytes_per_s"]
+    floor_s = met * (w31[0].nbytes + w2[0].nbytes) / bytes_per_s
+    runs, variants = _runs(args, shape, whose, inputs), list[Row]()
+    with compiled_ahead(os.cpu_count() or 1):
+        for each in runs.values():
+            each(*inputs)
+    for name, each in runs.items():
+        error = float((each(*inputs).double() - expected).norm() / expected.norm())
+        took_s = the_clock(args.runs).seconds(graphed(partial(each, *inputs)))
+        row = {"variant": name, "us": took_s * 1e6, "share": floor_s / took_s, "error": error}
+        variants.append(row)
+    return {
+        "shape": shape,
+        "tokens": tokens,
+        "whose": whose,
+        "distinct_experts": met,
+        "bytes_per_s": bytes_per_s,
+        "variants": sorted(variants, key=lambda row: row["us"]),
+        "right": all(row["error"] < LIMITS[dtype] for row in variants),
+    }
+
+
+def _runs(args: argparse.Namespace, shape: str, whose: str, inputs: list[Any]) -> dict[str, Run]:
+    """Return a project's variants by name; of torch none if it cannot be recorded."""
+    from diffray.kernels.triton.experts import EXPERTS
+
+    if whose == "torch":
+        return {whose: EXPERTS.reference} if EXPERTS.recordable(*inputs) else {}
+    if whose == "ours":
+        every = EXPERTS.variants(*inputs)
+        choices = (choices_for(kind, args.choices, shape) for kind in kinds(args.choices, shape))
+        used = [each.pick(EXPERTS.name, EXPERTS.shape(*inputs), every) for each in choices]
+        ranked = sorted(every[:-1], key=lambda each: rank(EXPERTS.name, each.name, index=1))
+        names = list(dict.fromkeys(each.name for each in [*used, *ranked]))[:MOST]
+        return {each.name: each.run for each in every if each.name in names}
+    sys.path.insert(0, str(args.folder))
+    module = import_module(f"{whose}_experts")
+    nearest = min(module.CONFIGS, key=lambda tokens: abs(tokens - len(inputs[0])))
+
+    def call(config: Any, *given: Any) -> Any:
+        return module.experts_forward(*given[:5], config)
+
+    return {name: partial(call, config) for name, config in module.CONFIGS[nearest].items()}
+
+
+def _line(row: Row) -> str:
+    every = [
+        f"{each['us']:.1f} us ({each['share']:.0%}) {each['variant']}" for each in row["variants"]
+    ]
+    return "; ".join(every[:3]) or "cannot be recorded"
+
+
+if __name__ == "__main__":
+    main()

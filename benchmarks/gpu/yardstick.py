@@ -6,8 +6,7 @@ FOLDER stays outside this repository. NAME_experts.py in it has `experts_forward
 w2_EHI, ids_TK, weights_TK, config)`, weights as in kernels/experts.py (up rows first), and CONFIGS:
 by the count of tokens, of which the nearest is taken, configs by name. All run in CUDA graphs from
 a cold L2 cache on the same inputs, in bfloat16, and are compared with torch's result. `share` is of
-the measured copy bandwidth, for the weights of the experts that the tokens meet. Of our variants
-the default, the one that bring-up chose, and those expected to win are timed.
+the measured copy bandwidth, for the weights of the experts that the tokens meet.
 """
 
 import argparse
@@ -24,15 +23,11 @@ import torch
 
 from benchmarks.gpu.cases import Which
 from benchmarks.gpu.check_kernels import LIMITS
-from benchmarks.gpu.choices import choices_for, kinds
 from benchmarks.gpu.measure import ceilings, graphed, the_clock
 from benchmarks.gpu.program import Row, arguments, need_cuda, run
 from benchmarks.gpu.shapes import ALL, Work
 from diffray.kernels.choose import TORCH
 from diffray.kernels.variants import Run
-from diffray.workers.bring_up.trial_order import rank
-
-MOST = 12  # of our variants; each is compiled
 
 
 def main() -> None:
@@ -79,7 +74,7 @@ def timed(
     _, w31, w2, ids, *_ = inputs
     met, bytes_per_s = len(ids.unique()), ceilings()["bytes_per_s"]
     floor_s = met * (w31[0].nbytes + w2[0].nbytes) / bytes_per_s
-    runs, variants = _runs(args, shape, whose, inputs), list[Row]()
+    runs, variants = _runs(args, whose, inputs), list[Row]()
     with compiled_ahead(os.cpu_count() or 1):
         for each in runs.values():
             each(*inputs)
@@ -99,19 +94,14 @@ def timed(
     }
 
 
-def _runs(args: argparse.Namespace, shape: str, whose: str, inputs: list[Any]) -> dict[str, Run]:
+def _runs(args: argparse.Namespace, whose: str, inputs: list[Any]) -> dict[str, Run]:
     """Return a project's variants by name; of torch none if it cannot be recorded."""
     from diffray.kernels.triton.experts import EXPERTS
 
     if whose == "torch":
         return {whose: EXPERTS.reference} if EXPERTS.recordable(*inputs) else {}
     if whose == "ours":
-        every = EXPERTS.variants(*inputs)
-        choices = (choices_for(kind, args.choices, shape) for kind in kinds(args.choices, shape))
-        used = [each.pick(EXPERTS.name, EXPERTS.shape(*inputs), every) for each in choices]
-        ranked = sorted(every[:-1], key=lambda each: rank(EXPERTS.name, each.name, index=1))
-        names = list(dict.fromkeys(each.name for each in [*used, *ranked]))[:MOST]
-        return {each.name: each.run for each in every if each.name in names}
+        return {each.name: each.run for each in EXPERTS.variants(*inputs)[:-1]}
     sys.path.insert(0, str(args.folder))
     module = import_module(f"{whose}_experts")
     nearest = min(module.CONFIGS, key=lambda tokens: abs(tokens - len(inputs[0])))

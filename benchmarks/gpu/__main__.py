@@ -33,12 +33,13 @@ from benchmarks.gpu.program import (
 )
 
 MOE: Final = "--shape llada-moe-7b-a1b"
-ONE: Final = f"{MOE} --rows 1 --window 64 --context 1024"
+SIZE: Final = "--window 64 --context 1024"
+ONE: Final = f"{MOE} --rows 1 {SIZE}"
 EVERY: Final = "--weights bfloat16 int8 float8"
 DENSE: Final = "--shape llada-8b"
 TABLE: Final = "--part kernels"
-PATIENT: Final = "--budget 75 --case-seconds 100"
-BATCH: Final = f"{MOE} --rows 8 32 --window 64 --context 1024"
+BATCH: Final = f"{MOE} --rows 8 32 {SIZE}"
+FOREIGN: Final = ".yardstick"  # with another project's kernels, outside this repository
 ALL: Final = "--weights bfloat16 int8 float8 float8_rows"
 KINDS: Final = "--cache dual vicinity --decoder fixed credit"
 _LAST_WORDS_S: Final = 15.0
@@ -54,27 +55,24 @@ class Run(NamedTuple):
 
 
 RUNS: Final = (
-    # Ten minutes: one model at one size, what tells most first, so that a cut costs the least.
-    Run("step_defaults", "step_time", ONE, 70),
-    Run("kernels_defaults", "step_time", f"{ONE} {TABLE}", 45),
-    Run("check_kernels", "check_kernels", f"{MOE} --dtype bfloat16", 80),
-    Run("bring_up", "bring_up", f"{ONE} {PATIENT}", 105),
-    Run("step", "step_time", ONE, 40),
-    Run("kernels", "step_time", f"{ONE} {TABLE}", 40),
-    Run("generate", "generate", f"{MOE} --rate 3.87", 75),
-    Run("check_engine", "check_engine", "--family llada_moe", 90),
+    # Ten minutes: one model first, what tells most first, so that a cut costs the least.
+    Run("step", "step_time", f"{ONE} {EVERY}", 60),
+    Run("kernels", "step_time", f"{ONE} {TABLE} --weights bfloat16 float8", 45),
+    Run("check_kernels", "check_kernels", f"{MOE} llada2-mini --dtype bfloat16", 130),
+    Run("generate", "generate", f"{MOE} --rate 3.87 --weights bfloat16 float8", 75),
+    Run("check_engine", "check_engine", "--family llada_moe", 100),
+    Run("yardstick", "yardstick", f"--from {FOREIGN} --tokens 64 512", 65),
+    Run("step_batch", "step_time", BATCH, 50),
+    Run("generate_batch", "generate", f"{MOE} --rate 3.87 --rows 32", 65),
+    Run("step_models", "step_time", f"--shape llada-8b llada2-mini --rows 1 8 {SIZE}", 60),
+    Run("bring_up", "bring_up", f"{ONE} --weights bfloat16 float8 --budget 30", 80),
     # Thirty.
-    Run("bring_up_bytes", "bring_up", f"{ONE} --weights int8 float8 {PATIENT}", 210),
-    Run("steps_bytes", "step_time", f"{ONE} {EVERY}", 60),
-    Run("kernels_bytes", "step_time", f"{ONE} --weights int8 float8 {TABLE}", 60),
-    Run("bring_up_batch", "bring_up", f"{BATCH} {PATIENT}", 105),
-    Run("steps_batch", "step_time", f"{BATCH}", 60),
-    Run("kernels_batch", "step_time", f"{BATCH} {TABLE}", 60),
+    Run("step_chosen", "step_time", f"{ONE} --weights bfloat16 float8", 60),
     Run("engine", "step_time", f"{ONE} --part step engine {KINDS}", 90),
-    Run("generate_batch", "generate", f"{MOE} --rows 32 --cache dual vicinity --rate 3.87", 240),
-    Run("generate_experts", "generate", f"{MOE} --rate 3.87 {EVERY}", 120),
+    Run("kernels_batch", "step_time", f"{BATCH} {TABLE}", 60),
     Run("generate_credit", "generate", f"{MOE} --rate 3.87 {KINDS}", 180),
-    Run("check_engine_all", "check_engine", "", 180),
+    Run("generate_vicinity", "generate", f"{MOE} --rows 32 --cache vicinity --rate 3.87", 120),
+    Run("check_engine_all", "check_engine", "", 400),
     # All.
     Run("check_variants", "check_kernels", f"{MOE} --variants right", 600),
     Run("check_kernels_all", "check_kernels", "", 360),
@@ -91,6 +89,8 @@ RUNS: Final = (
 def main() -> None:
     args = _parser().parse_args()
     wanted = [run for run in RUNS if not args.only or run.name in args.only]
+    if not Path(FOREIGN).is_dir():
+        wanted = [run for run in wanted if run.program != "yardstick"]
     if args.dry_run:
         print("\n".join(f"{run.name:18} python {' '.join(command(run)[1:])}" for run in wanted))
         return

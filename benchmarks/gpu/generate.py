@@ -22,8 +22,8 @@ from itertools import product
 import torch
 
 from benchmarks.gpu.choices import choices_for, kinds
-from benchmarks.gpu.measure import noted_variants
-from benchmarks.gpu.predict import Generation, made_by
+from benchmarks.gpu.floor import Text
+from benchmarks.gpu.measure import ceilings, noted_variants
 from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
 from benchmarks.gpu.random_model import WEIGHTS, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES
@@ -72,21 +72,15 @@ def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
 
 
 def timed(row: Row, args: argparse.Namespace) -> Row:
-    """Return a generation's times, and the prediction for the variants that ran."""
+    """Return a generation's times and, on a GPU, its share of the least time's speed."""
     with noted_variants() as ran:
         found = _generated(row, args)
-    text = Generation(
-        row["rows"],
-        row["rate"],
-        row["cache"],
-        row["decoder"],
-        row["weights"],
-        args.prompt,
-        args.tokens,
-        args.block,
-    )
-    speed = text.tokens_per_s(ALL[row["shape"]], made_by(ran))
-    return found | {"predicted_tokens_per_s": speed, "ran": ran}
+    if args.device == "cuda":
+        sizes = args.prompt, args.tokens, args.block
+        text = Text(row["rows"], row["rate"], row["cache"], row["weights"], *sizes)
+        floor_s = text.seconds(ALL[row["shape"]], ceilings())
+        found |= {"floor_s": floor_s, "share_of_floor": floor_s / found["seconds"]}
+    return found | {"ran": ran}
 
 
 def _generated(row: Row, args: argparse.Namespace) -> Row:
@@ -145,8 +139,9 @@ def _generated(row: Row, args: argparse.Namespace) -> Row:
 
 def _line(row: Row) -> str:
     experts = f", {row['distinct_experts']:.1f} experts" if "distinct_experts" in row else ""
+    share = f" ({row['share_of_floor']:.0%} of the floor's)" if "floor_s" in row else ""
     return (
-        f"{row['tokens_per_s']:8.0f} tokens/s ({row['predicted_tokens_per_s']:.0f} predicted),"
+        f"{row['tokens_per_s']:8.0f} tokens/s{share},"
         f" {row['replays']} of {row['forwards']} forwards replayed,"
         f" {row['tokens_per_forward']:5.2f} tokens per forward, {row['forwards_per_s']:6.1f}"
         f" forwards/s, {row['median_round_ms']:.2f} ms a round{experts}"

@@ -18,6 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import diffray
+from benchmarks.gpu.floor import Ceilings
 from diffray.kernels import choose
 from diffray.kernels.variants import UNTRIED, Choices, Kernel, Run, Shape, Variant
 
@@ -55,10 +56,11 @@ def device_facts() -> dict[str, Any]:
         pass
     if torch.cuda.is_available():
         device = torch.cuda.get_device_properties(0)
-        query = "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
+        query = "--query-gpu=driver_version,clocks.max.sm,clocks.max.mem,power.limit"
+        driver = _output("nvidia-smi", query, "--format=csv,noheader")
         found |= {
             "gpu": device.name,
-            "driver": _output(*query),
+            "driver": driver,  # and the clocks that it allows
             "multiprocessors": device.multi_processor_count,
             "memory_gib": round(device.total_memory / 2**30, 1),
         }
@@ -141,7 +143,7 @@ def the_clock(runs: int) -> Clock:
 
 
 @cache
-def ceilings() -> dict[str, float]:
+def ceilings() -> Ceilings:
     """Measure what the device can do: bytes and bfloat16 operations per second."""
     clock = the_clock(30)
     source = torch.empty(1 << 30, dtype=torch.int32, device="cuda").fill_(7)
@@ -150,7 +152,7 @@ def ceilings() -> dict[str, float]:
     moved = 2 * source.numel() * 4
     a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
     product_s = clock.seconds(lambda: a @ b, cold=False)
-    return {"bytes_per_s": moved / copy_s, "flops_per_s": 2 * 8192**3 / product_s}
+    return Ceilings(moved / copy_s, 2 * 8192**3 / product_s)
 
 
 def graphed(run: Callable[[], object]) -> Callable[[], None]:

@@ -97,7 +97,7 @@ def run(plan: Plan, args: argparse.Namespace, line: Callable[[Row], str]) -> Non
             "complete": len(rows) == len(names) > 0,
             "cases": len(names),
             "wrong": sum(row.get("right") is False for row in rows),
-            "verdicts": verdicts(program, rows),
+            "verdicts": verdicts(program, rows, facts.get("gpu", "")),
             "facts": facts,
             "variants": variants,
             "rows": rows,

@@ -1,6 +1,5 @@
 """The sizes of the published models that are measured on GPUs."""
 
-import math
 from typing import NamedTuple
 
 
@@ -70,16 +69,3 @@ TOY = {
     "toy-grouped": Shape(2, 48, 4, 2, 16, 8, True, 40, 150, 8, Sparse(8, 2, 20, 20, 1, 4, 2)),
 }
 ALL = SHAPES | TOY
-
-
-def more_tiles(tokens: int, share: float, rows: int) -> float:
-    """Return how many tiles of rows an expert needs after its first, on average."""
-    mean = tokens * share
-    deviation = math.sqrt(mean * (1 - share))
-    beyond = (k * rows + 0.5 - mean for k in range(1, math.ceil(tokens / rows)))
-    return sum(0.5 * math.erfc(x / deviation / math.sqrt(2)) for x in beyond)
-
-
-def rounded_up(count: int) -> int:
-    """Return the smallest power of two that is at least `count`."""
-    return 1 << max(count - 1, 0).bit_length()

@@ -7,11 +7,11 @@
 
 The step runs from token ids to a choice for every position of the windows, with random weights, in
 a CUDA graph and without. The part `kernels` lists every kernel of one replay, by torch.profiler,
-beside the predicted ones. The part `engine` adds what the step leaves out (planning, acceptance):
+the longest first. The part `engine` adds what the step leaves out (planning, acceptance):
 rounds of one step of the serving engine, in the middle of a block. The floor is the larger of bytes
-over measured copy bandwidth and operations over the rate of a measured bfloat16 product. Each part
-is measured with the variants that bring-up chose, if it ran, and with the default ones; predictions
-are for the variants that ran.
+over measured copy bandwidth and operations over the rate of a measured bfloat16 product
+(`floor.py`). Each part is measured with the variants that bring-up chose, if it ran, and with the
+default ones.
 """
 
 import argparse
@@ -22,10 +22,9 @@ from typing import Final
 
 import torch
 
-from benchmarks.gpu import costs
+from benchmarks.gpu import floor
 from benchmarks.gpu.choices import choices_for, kinds
 from benchmarks.gpu.measure import ceilings, graphed, kernel_table, noted_variants, the_clock
-from benchmarks.gpu.predict import made_by
 from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
 from benchmarks.gpu.random_model import WEIGHTS, counted_experts, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES, Work
@@ -86,31 +85,26 @@ def timed(row: Row, work: Work, chosen: Choices, runs: int) -> Row:
             step.run()
     eager_s, graph_s = clock.seconds(step.run), clock.seconds(graphed(step.run))
     found = ceilings()
-    floor_ms = costs.Step(shape, work, weights).floor_ms(found["bytes_per_s"], found["flops_per_s"])
+    floor_ms = floor.step_ms(shape, work, weights, found)
     return {
         **row,
         **met,
         "graph_ms": graph_s * 1e3,
-        "predicted_ms": costs.Step(shape, work, weights, changes=made_by(ran)).ms,
         "ran": ran,
         "eager_ms": eager_s * 1e3,
         "per_s": 1 / graph_s,
         "floor_ms": floor_ms,
-        "share_of_roofline": floor_ms / graph_s / 1e3,
-        **found,
+        "share_of_floor": floor_ms / graph_s / 1e3,
+        **found._asdict(),
         "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30,
     }
 
 
 def profiled(row: Row, work: Work, chosen: Choices, _runs: int) -> Row:
-    """Return every kernel of one replay of a step, and the predicted ones."""
+    """Return every kernel of one replay of a step."""
     with noted_variants() as ran:
         table = kernel_table(graphed(_step(row, work, chosen).run))
-    paper = costs.Step(ALL[row["shape"]], work, row["weights"], changes=made_by(ran))
-    predicted = [
-        {"kernel": k.name, "calls": k.calls, "us": round(k.calls * k.us, 2)} for k in paper.kernels
-    ]
-    return row | table | {"predicted": predicted, "ran": ran}
+    return row | table | {"ran": ran}
 
 
 def _step(row: Row, work: Work, chosen: Choices) -> Step:
@@ -160,9 +154,9 @@ def _line(row: Row) -> str:
     if row["part"] == "engine":
         return f"{row['engine_ms']:7.2f} ms a round{met}"
     return (
-        f"{row['graph_ms']:7.2f} ms in a graph ({row['predicted_ms']:.2f} predicted), "
+        f"{row['graph_ms']:7.2f} ms in a graph, "
         f"{row['eager_ms']:.2f} without, floor {row['floor_ms']:.2f} "
-        f"({row['share_of_roofline']:.0%}){met}"
+        f"({row['share_of_floor']:.0%}){met}"
     )
 
 

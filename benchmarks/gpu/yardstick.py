@@ -72,7 +72,7 @@ def timed(
     )
     expected = case.run(TORCH._replace(experts_forward=noted))[0].double()
     _, w31, w2, ids, *_ = inputs
-    met, bytes_per_s = len(ids.unique()), ceilings()["bytes_per_s"]
+    met, bytes_per_s = len(ids.unique()), ceilings().bytes_per_s
     floor_s = met * (w31[0].nbytes + w2[0].nbytes) / bytes_per_s
     runs, variants = _runs(args, whose, inputs), list[Row]()
     with compiled_ahead(os.cpu_count() or 1):

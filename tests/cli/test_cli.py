@@ -194,7 +194,7 @@ class TestGenerate:
             "seed": 3,
             "min_tokens": 2,
         }
-        ends: dict[str, Any] = {"max_tokens": 30, "stop": ("word39", "zz")}
+        ends: dict[str, Any] = {"min_tokens": 2, "max_tokens": 30, "stop": ("word39", "zz")}
         params = SamplingParams(**sampling, **ends, diffusion=diffusion)
         (output,) = DiffusionLLM(tiny, dtype="float32").generate("Hello", params)
         assert output.outputs[0].finish_reason == "stop"

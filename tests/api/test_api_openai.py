@@ -86,67 +86,26 @@ def test_a_streamed_chat_equals_the_whole_one(served: Served, client: OpenAI) ->
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_choices_and_seeds(served: Served, client: OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=served.name, messages=MESSAGES, n=3, seed=11, temperature=1.5, max_tokens=24
-    )
-    params = SamplingParams(n=3, seed=11, temperature=1.5, max_tokens=24)
-    (expected,) = served.llm.chat(MESSAGES, params)
-    assert [c.index for c in answer.choices] == [0, 1, 2]
-    assert [c.message.content for c in answer.choices] == [c.text for c in expected.outputs]
+def test_choices_have_indices_and_seeds(served: Served, client: OpenAI) -> None:
+    asked: dict[str, Any] = {"n": 3, "seed": 11, "temperature": 1.5, "max_tokens": 24}
+    (expected,) = served.llm.chat(MESSAGES, SamplingParams(**asked))
+    texts = [choice.text for choice in expected.outputs]
+    answer = client.chat.completions.create(model=served.name, messages=MESSAGES, **asked)
+    assert [(c.index, c.message.content) for c in answer.choices] == [*enumerate(texts)]
     assert answer.usage is not None
     assert answer.usage.completion_tokens == expected.completion_tokens
-
-
-def test_streamed_choices_have_indices(served: Served, client: OpenAI) -> None:
-    chunks = client.chat.completions.create(
-        model=served.name,
-        messages=MESSAGES,
-        n=2,
-        seed=11,
-        temperature=1.5,
-        max_tokens=24,
-        stream=True,
-    )
-    texts = ["", ""]
-    for chunk in chunks:
+    streamed = [""] * 3
+    for chunk in client.chat.completions.create(
+        model=served.name, messages=MESSAGES, stream=True, **asked
+    ):
         for choice in chunk.choices:
-            texts[choice.index] += choice.delta.content or ""
-    (expected,) = served.llm.chat(
-        MESSAGES, SamplingParams(n=2, seed=11, temperature=1.5, max_tokens=24)
-    )
-    assert texts == [choice.text for choice in expected.outputs]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_stop_strings(served: Served, client: OpenAI, stream: bool) -> None:
-    (free,) = served.llm.chat(MESSAGES, SamplingParams(max_tokens=48))
-    text = free.outputs[0].text
-    stop = text[2:5]
-    asked: dict[str, Any] = dict(
-        model=served.name, messages=MESSAGES, temperature=0, max_tokens=48, stop=[stop]
-    )
-    if stream:
-        chunks = list(client.chat.completions.create(**asked, stream=True))
-        found = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-        reason = chunks[-1].choices[0].finish_reason
-    else:
-        answer = client.chat.completions.create(**asked)
-        found, reason = answer.choices[0].message.content or "", answer.choices[0].finish_reason
-        assert answer.choices[0].model_extra is not None
-        assert answer.choices[0].model_extra["stop_reason"] == stop
-    assert (found, reason) == (text[: text.find(stop)], "stop")
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
 
 
 def test_logprobs(served: Served, client: OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=served.name,
-        messages=MESSAGES,
-        temperature=0,
-        max_tokens=32,
-        logprobs=True,
-        top_logprobs=3,
-    )
+    asked: Any = {"temperature": 0, "max_tokens": 32, "logprobs": True, "top_logprobs": 3}
+    answer = client.chat.completions.create(model=served.name, messages=MESSAGES, **asked)
     (expected,) = served.llm.chat(MESSAGES, SamplingParams(max_tokens=32, logprobs=True))
     choice = expected.outputs[0]
     logprobs = answer.choices[0].logprobs
@@ -210,22 +169,6 @@ def test_completion_logprobs_and_echo(served: Served, client: OpenAI) -> None:
     assert echoed.text == PROMPT + expected.outputs[0].text
     chunks = client.completions.create(**asked, echo=True, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == echoed.text
-
-
-def test_a_policy_for_one_request(served: Served, client: OpenAI) -> None:
-    policy = {"block_length": 8, "decoder": {"kind": "fixed", "steps": 24}}
-    answer = client.chat.completions.create(
-        model=served.name,
-        messages=MESSAGES,
-        temperature=0,
-        max_tokens=24,
-        extra_body={"diffusion": policy, "ignore_eos": True},
-    )
-    params = SamplingParams(max_tokens=24, ignore_eos=True, diffusion=policy)
-    (expected,) = served.llm.chat(MESSAGES, params)
-    assert answer.choices[0].message.content == expected.outputs[0].text
-    assert answer.model_extra is not None
-    assert answer.model_extra["diffusion"]["forwards"] > 0
 
 
 def test_refusals_have_openai_s_classes(served: Served, client: OpenAI) -> None:

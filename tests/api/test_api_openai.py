@@ -72,9 +72,8 @@ def test_a_streamed_chat_equals_the_whole_one(served: Served, client: OpenAI) ->
         model=served.name, messages=MESSAGES, temperature=0.8, seed=5, max_tokens=64
     )
     whole = client.chat.completions.create(**asked)
-    chunks = list(
-        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
-    )
+    told: Any = {"include_usage": True}
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options=told))
     assert len({chunk.id for chunk in chunks}) == 1
     first, *middle, last, usage = chunks
     assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
@@ -125,34 +124,19 @@ def test_logprobs(served: Served, client: OpenAI) -> None:
 
 def test_completion_of_a_batch(served: Served, client: OpenAI) -> None:
     prompts = [PROMPT, "def f(x):", "1 2 3"]
-    answer = client.completions.create(
-        model=served.name, prompt=prompts, temperature=0.7, seed=3, n=2, max_tokens=20
-    )
-    expected = served.llm.generate(
-        prompts, SamplingParams(temperature=0.7, seed=3, n=2, max_tokens=20)
-    )
+    asked: dict[str, Any] = {"temperature": 0.7, "seed": 3, "n": 2, "max_tokens": 20}
+    answer = client.completions.create(model=served.name, prompt=prompts, **asked)
+    expected = served.llm.generate(prompts, SamplingParams(**asked))
     texts = [choice.text for output in expected for choice in output.outputs]
+    streamed = [""] * 6
+    for chunk in client.completions.create(model=served.name, prompt=prompts, stream=True, **asked):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == texts
     assert [choice.text for choice in answer.choices] == texts
     assert [choice.index for choice in answer.choices] == list(range(6))
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == sum(output.prompt_tokens for output in expected)
     assert answer.usage.completion_tokens == sum(o.completion_tokens for o in expected)
-
-
-def test_completion_of_token_ids_and_its_stream(served: Served, client: OpenAI) -> None:
-    tokenizer = served.llm.tokenizer
-    assert tokenizer is not None
-    ids = tokenizer.encode(PROMPT)
-    (expected,) = served.llm.generate(ids, SamplingParams(max_tokens=16))
-    whole = client.completions.create(model=served.name, prompt=ids, temperature=0)
-    assert whole.choices[0].text == expected.outputs[0].text  # 16 tokens are OpenAI's default
-    stream = client.completions.create(
-        model=served.name, prompt=[ids, ids], temperature=0, stream=True
-    )
-    texts = ["", ""]
-    for chunk in stream:
-        texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert texts == [expected.outputs[0].text] * 2
 
 
 def test_completion_logprobs_and_echo(served: Served, client: OpenAI) -> None:

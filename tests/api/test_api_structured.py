@@ -249,9 +249,6 @@ def test_hostile_schemas_are_refused_soon_and_others_answered_beside_them(
         for number, (taken, answer) in enumerate(found[-3:]):
             assert answer == f"beside {number}"
             assert taken < limit / 2
-        begin = time.process_time()
-        assert "took more than" in (await refused(demo, HOSTILE["exponential states"][0])).message
-        assert time.process_time() - begin < 1, "the second time it is refused at once"
         assert await said(demo, {"guided_choice": ["after"]}) == "after"
 
     asyncio.run(ask())
@@ -275,6 +272,9 @@ def test_what_several_ask_for_at_once_is_compiled_once(
             waiting[0].cancel()  # the others get their answer
             assert await asyncio.gather(*waiting[1:]) == [choice] * 4
             assert len(asked) == count
+        for _ in range(2):  # what is refused is known, too
+            await refused(demo, {"guided_regex": "(once"})
+        assert len(asked) == 3
 
     monkeypatch.setattr(ForkingProcess, "ask", counted)
     asyncio.run(together())

@@ -181,9 +181,10 @@ def test_what_is_wrong_is_one_sentence_and_changes_nothing(
         body |= {"model_path": folders[1]}
     before = written(http), version(http)
     method, path = asked.split()
-    error = http.request(method, path, json=body).json()["error"]
-    assert words in error["message"] and "\n" not in error["message"], error
-    assert http.request(method, path, json=body).status_code == status
+    answer = http.request(method, path, json=body)
+    assert answer.status_code == status, answer.text
+    message = answer.json()["error"]["message"]
+    assert words in message and "\n" not in message, message
     assert (written(http), version(http), asleep(http)) == (*before, False)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from diffray import SamplingParams
 from diffray.cluster.api import meter
 from diffray.cluster.api.bodies import ChatBody, CompletionBody, parse
 from diffray.cluster.api.defaults import GenerationDefaults, read_generation_defaults
@@ -394,22 +393,6 @@ def test_a_slow_reader_holds_back_several_choices() -> None:
         assert engine.sent < 100
 
     asyncio.run(run())
-
-
-def test_http_and_python_explain_a_mistake_alike() -> None:
-    for mistake in (
-        {"decoder": {"kind": "nope"}},
-        {"decoder": {"threshold": 0.9}},
-        {"decoder": {"kind": "threshold", "threshold": 7}},
-        {"decoder": {"kind": "threshold", "colour": 7}},
-        {"cache": {"kind": "dual", "refresh": 0}},
-        {"steps": 3},
-    ):
-        with pytest.raises(ValueError) as python:
-            SamplingParams(diffusion=mistake)
-        with pytest.raises(ApiError) as http:
-            parse(CompletionBody, {"prompt": "a", "diffusion": mistake})
-        assert http.value.message == str(python.value)
 
 
 def test_an_invalid_prompt_has_the_endpoint_s_name() -> None:

@@ -292,19 +292,3 @@ class TestServe:
             pod = group["template"]["spec"]
             assert longest < drains < pod["terminationGracePeriodSeconds"]
             assert "lifecycle" not in container, "what runs before SIGTERM delays the draining"
-
-    def test_the_four_ways_to_scale(self) -> None:
-        shapes = {
-            name: [
-                (each.engine_kwargs.tensor_parallel_size, each.deployment_config.most_replicas)
-                for each in configs(doc)
-            ]
-            for name, doc in documents()
-            if doc["kind"] == "RayService"
-        }
-        assert shapes == {
-            "rayservice.yaml": [(1, 1)],
-            "rayservice-tp4.yaml": [(4, 1)],
-            "rayservice-autoscaled.yaml": [(1, 8)],
-            "rayservice-several.yaml": [(1, 3), (1, 1)],
-        }

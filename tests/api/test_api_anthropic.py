@@ -3,18 +3,15 @@
 import json
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
 
-from diffray import DiffusionLLM
 from diffray.cluster.api.errors import bug
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
-from diffray.cluster.control.local import LocalEngine
 from tests.helpers.api_server import serve
 
 PATH, CHAT, COUNT = "/v1/messages", "/v1/chat/completions", "/v1/messages/count_tokens"
@@ -42,17 +39,8 @@ FILE = {"type": "image", "source": {"type": "file", "file_id": "f"}}
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    llm = DiffusionLLM("demo", dtype="float32")
-    with pytest.MonkeyPatch.context() as patched, LocalEngine(llm.engine) as engine:
-        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        with closing(Service(engine, llm.tokenizer, ["demo"])) as service:
-            yield service
-
-
-@pytest.fixture(scope="module")
-def http(service: Service) -> Iterator[httpx2.Client]:
-    with serve(service) as url, httpx2.Client(base_url=url, timeout=60) as http:
+def http(demo_url: str) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=demo_url, timeout=60) as http:
         yield http
 
 
@@ -194,13 +182,14 @@ def test_tokens_are_counted_as_they_are_used(http: httpx2.Client, prompt: dict[s
 def test_why_an_answer_ends(http: httpx2.Client, stream: bool) -> None:
     text = said(http, ASKED)["content"][0]["text"]
     asked = ASKED | {"stop_sequences": ["never written", text[2:5]]}
+    cut = ASKED | {"max_tokens": 2}
     if stream:
         found = events(http, asked)
-        ending, short = found[-2]["delta"], events(http, ASKED | {"max_tokens": 2})[-2]["delta"]
+        ending, short = found[-2]["delta"], events(http, cut)[-2]["delta"]
         written = "".join(each.get("delta", {}).get("text", "") for each in found)
     else:
-        ending = said(http, asked)
-        written, short = ending["content"][0]["text"], said(http, ASKED | {"max_tokens": 2})
+        ending, short = said(http, asked), said(http, cut)
+        written = ending["content"][0]["text"]
     assert (ending["stop_reason"], ending["stop_sequence"]) == ("stop_sequence", text[2:5])
     assert written == text[: text.find(text[2:5])]
     assert (short["stop_reason"], short["stop_sequence"]) == ("max_tokens", None)
@@ -215,12 +204,7 @@ def test_json_on_request(http: httpx2.Client) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role: .*'assistant'"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "source: Field required",
-        ),
         ({"messages": [{"role": "user", "content": [FILE]}]}, "source: no kind 'file'"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "this model takes no images"),
         ({"messages": [{"role": "assistant", "content": [IMAGE]}]}, "image belongs .*the user"),
@@ -230,14 +214,10 @@ def test_json_on_request(http: httpx2.Client) -> None:
         ({"max_tokens": 0}, "max_tokens: "),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type: "),
         ({"tool_choice": {"type": "tool"}}, "tool_choice: .* needs a name"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking is not supported"),
         ({"output_config": {"effort": "high"}}, "output_config.effort: not supported"),
         ({"thread": {"type": "create"}}, "send the whole conversation"),
-        ({"container": "c"}, "container is not supported"),
         ({"stop": ["x"]}, "Unrecognized request argument supplied: stop"),
-        ({"colour": 1}, "Unrecognized"),
-        ({"diffusion": {"steps": 3}}, "steps"),
         # What the chat refuses, in this API's names.
         ({"messages": [{"role": "user", "content": "a " * 9000}]}, "maximum context length"),
         (
@@ -253,20 +233,20 @@ def test_what_cannot_be_honoured_is_refused(
     assert found.startswith("invalid_request_error: ") and re.search(words, found), found
 
 
-def test_errors_have_anthropics_shape(http: httpx2.Client, service: Service) -> None:
+def test_errors_have_anthropics_shape(http: httpx2.Client, demo: Service) -> None:
     unknown = refusal(http.post(PATH, json=ASKED | {"model": "other"}), 404)
     assert unknown.startswith("not_found_error: ") and "`other`" in unknown
     assert refusal(http.get(f"{PATH}/batches"), 404).startswith("not_found_error")
     assert refusal(http.get(PATH), 405).startswith("invalid_request_error")
     assert refusal(http.post(COUNT, json={}), 400).startswith("invalid_request_error: messages")
     assert refusal(http.post(PATH, content=b"{}"), 415).startswith("invalid_request_error")
-    with serve(service, ApiSettings(max_body_bytes=10)) as url:
+    with serve(demo, ApiSettings(max_body_bytes=10)) as url:
         large = refusal(httpx2.post(url + PATH, json=ASKED), 413)
         assert large.startswith("request_too_large")
 
 
-def test_keys_of_both_kinds(service: Service) -> None:
-    with serve(service, ApiSettings(api_keys=("right",))) as url:
+def test_keys_of_both_kinds(demo: Service) -> None:
+    with serve(demo, ApiSettings(api_keys=("right",))) as url:
         for headers in ({"x-api-key": "right"}, {"Authorization": "Bearer right"}):
             for path in (PATH, CHAT):
                 answer = httpx2.post(url + path, json=ASKED, headers=headers, timeout=60)
@@ -276,18 +256,18 @@ def test_keys_of_both_kinds(service: Service) -> None:
             assert found.startswith("authentication_error: ") and "x-api-key" in found
 
 
-def test_a_stream_that_breaks_ends_with_an_error(http: httpx2.Client, service: Service) -> None:
-    whole, calls = service.tokenizer, iter(range(100))
+def test_a_stream_that_breaks_ends_with_an_error(http: httpx2.Client, demo: Service) -> None:
+    whole, calls = demo.tokenizer, iter(range(100))
 
     def decode(*given: Any) -> str:
         assert whole is not None and next(calls) < 2, "an answer fails half way"
         return whole.decode(*given)
 
-    service.tokenizer = SimpleNamespace(decode=decode)  # type: ignore[assignment]
+    demo.tokenizer = SimpleNamespace(decode=decode)  # type: ignore[assignment]
     try:
         found = events(http, ASKED | {"diffusion": {"block_length": 4}})
     finally:
-        service.tokenizer = whole
+        demo.tokenizer = whole
     assert found[0]["type"] == "message_start"
     error = {"type": "api_error", "message": bug().message}
     assert found[-1] == {"type": "error", "error": error}

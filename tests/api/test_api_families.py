@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import pytest
@@ -25,6 +25,8 @@ SAMPLED: list[dict[str, Any]] = [
     {"diffusion": {"decoder": "hierarchy", "iteration": "soft"}},
     {"temperature": 0.5, "diffusion": {"decoder": "fixed", "speculation": {"kind": "verify"}}},
     {"presence_penalty": 1, "diffusion": {"decoder": "threshold", "cache": "none"}},
+    {"temperature": 1.3, "n": 2, "stop": ["word1", "word3"]},
+    {"prompt": "What is 7 plus 12?", "temperature": 0.9, "n": 3, "max_tokens": 5},
 ]
 
 
@@ -50,16 +52,33 @@ def mixed(cases: list[Case]) -> list[dict[str, Any]]:
     return found + [own | {"prompt": [9, 8, 7 + at]} | each for at, each in enumerate(SAMPLED)]
 
 
-def ask(http: httpx2.Client, body: dict[str, Any]) -> list[int]:
-    """Return the answer's tokens, of whole answers and of streams."""
+class Told(NamedTuple):
+    """What an answer tells: of each choice its tokens and its text, and what it used."""
+
+    tokens: list[list[int]]
+    texts: list[str]
+    usage: tuple[int, int]
+
+
+def ask(http: httpx2.Client, body: dict[str, Any]) -> Told:
     answer = http.post("/v1/completions", json=body | {"return_token_ids": True})
     assert answer.status_code == 200, answer.text
-    if "stream" not in body:
-        (choice,) = answer.json()["choices"]
-        return list(choice["token_ids"])
-    chunks = [line.removeprefix("data: ") for line in answer.text.split("\n\n")[:-2]]
-    choices = [choice for chunk in map(json.loads, chunks) for choice in chunk["choices"]]
-    return [token for choice in choices for token in choice.get("token_ids", ())]
+    if "stream" in body:
+        chunks = [line.removeprefix("data: ") for line in answer.text.split("\n\n")[:-2]]
+        parts = [json.loads(chunk) for chunk in chunks]
+    else:
+        parts = [answer.json()]
+    assert len({part["id"] for part in parts}) == 1
+    count = body.get("n", 1)
+    told = Told([[] for _ in range(count)], [""] * count, _tokens(parts[-1]["usage"]))
+    for choice in (choice for part in parts for choice in part["choices"]):
+        told.tokens[choice["index"]].extend(choice.get("token_ids", ()))
+        told.texts[choice["index"]] += choice["text"]
+    return told
+
+
+def _tokens(usage: dict[str, int]) -> tuple[int, int]:
+    return usage["prompt_tokens"], usage["completion_tokens"]
 
 
 def test_models_tells_what_info_does(served: Served) -> None:
@@ -73,7 +92,8 @@ def test_all_policies_at_once_are_answered_as_alone(served: Served) -> None:
     cases = cases_of(served.name)
     bodies = mixed(cases)
     assert len(bodies) > 10
-    asked = [body | more for body in bodies for more in ({}, {"stream": True})]
+    watch = {"stream": True, "stream_options": {"include_usage": True}}
+    asked = [body | more for body in bodies for more in ({}, watch)]
     with (
         httpx2.Client(base_url=served.url, timeout=300) as http,
         ThreadPoolExecutor(len(asked)) as threads,
@@ -81,9 +101,11 @@ def test_all_policies_at_once_are_answered_as_alone(served: Served) -> None:
         answers = list(threads.map(lambda body: ask(http, body), asked))
     whole, streamed = answers[::2], answers[1::2]
     assert whole == streamed
-    originals = [case["tokens"] for case in cases]
-    for body, tokens in zip(bodies, whole, strict=True):
+    for body, told in zip(bodies, whole, strict=True):
         params = SamplingParams(**{name: body[name] for name in body if name != "prompt"})
         (alone,) = served.llm.generate([body["prompt"]], params, use_tqdm=False)
-        assert tokens == alone.outputs[0].token_ids, body
-    assert sum(tokens in originals for tokens in whole) >= len(bodies) - len(SAMPLED)
+        assert told.tokens == [choice.token_ids for choice in alone.outputs], body
+        assert told.texts == [choice.text for choice in alone.outputs], body
+        assert told.usage == (alone.prompt_tokens, alone.completion_tokens), body
+    originals = [[case["tokens"]] for case in cases]
+    assert sum(told.tokens in originals for told in whole) >= len(bodies) - len(SAMPLED)

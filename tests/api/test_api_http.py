@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,6 @@ from tests.helpers.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 JSON = {"Content-Type": "application/json"}
-METRICS_HEALTH = ("/metrics", "/health")
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 ABC = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
 CALL = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -32,17 +32,8 @@ LONG = {"prompt": "abc", "max_tokens": 96, "ignore_eos": True, "diffusion": {"bl
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    model = tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "model", chat_template=CHAT_TEMPLATE)
-    with serve_model(
-        model, "tiny", max_num_seqs=2, max_queued_requests=1, max_model_len=200
-    ) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def http(served: Served) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=served.url, timeout=60) as http:
+def http(tiny: Served) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=tiny.url, timeout=60) as http:
         yield http
 
 
@@ -75,88 +66,84 @@ def idle(http: httpx2.Client) -> bool:
     return bool(load["server_load"] == 0 and load["free_pages"] == load["num_pages"])
 
 
+# Of both endpoints: a field, or its place below `diffusion`, and values that it cannot have.
+WRONG: dict[str, list[Any]] = {
+    "temperature": [-0.1, "hot"],
+    "top_p": [0, 1.5],
+    "top_k": [-2],
+    "min_p": [1.1, -0.1],
+    "n": [0, 129, 10**30],
+    "max_tokens": [0, "16", True, 1.5],
+    "seed": [2**63],
+    "stop": ["", [1], ["x"] * 33],
+    "stop_token_ids": [[10**20]],
+    "allowed_token_ids": [[10**6]],
+    "logit_bias": [{"abc": 1}, {"5": 101}, [1]],
+    "bad_words": [["x", ""], [chr(n) * 99 for n in range(33, 99)]],
+    "stream": ["yes"],
+    "stream_options": [{"include_usage": True}],  # without a stream
+    "priority": [2**40],
+    "model": [5],
+    "user": [5],
+    "frequency_penalty": [2.1, False],
+    "presence_penalty": [-2.1],
+    "repetition_penalty": [0, -1],
+    "no_repeat_ngram_size": [2, -1],
+    "prompt_logprobs": [0],
+    "length_penalty": [True],
+    "best_of": [True, 3],
+    "response_format.type": ["json"],
+    "tools": [[{"type": "function"}]],
+    "tool_choice": ["required"],
+    "metadata": ["a"],
+    "store": ["yes"],
+    "request_id": ["a b"],
+    "use_beam_search": [True],
+    "colour": ["red"],
+    "diffusion": [7],
+    "diffusion.steps": [3],
+    "diffusion.block_length": [10**30],
+    "diffusion.decoder": [{"kind": "magic"}, {"threshold": 0.5}],
+    "diffusion.decoder.threshold": [7],
+    "diffusion.decoder.colour": [7],
+    "diffusion.cache": [{"kind": "exact"}],
+    "diffusion.iteration": [{"kind": "block_diffusion"}],
+}
+TOGETHER: list[tuple[str, dict[str, Any]]] = [
+    ("min_tokens", {"min_tokens": 9, "max_tokens": 8}),
+    ("stream_options.other", {"stream": True, "stream_options": {"other": 1}}),
+    ("diffusion.cfg_scale", {"diffusion": {"iteration": {"kind": "soft"}, "cfg_scale": 1.5}}),
+]
+
+
+def body_with(field: str, value: Any) -> dict[str, Any]:
+    """Return a body in which a field has a value; a decoder's fields stand beside its kind."""
+    first, *others = field.split(".")
+    if not others:
+        return {first: value}
+    kind = {"kind": "threshold"} if first == "decoder" else {}
+    return {first: kind | body_with(".".join(others), value)}
+
+
 @pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"temperature": -0.1}, "temperature"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"top_p": 1.5}, "top_p"),
-        ({"top_k": -2}, "top_k"),
-        ({"n": 0}, "n"),
-        ({"n": 129}, "n"),
-        ({"n": 10**30}, "n"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": "16"}, "max_tokens"),
-        ({"max_tokens": True}, "max_tokens"),
-        ({"max_tokens": 1.5}, "max_tokens"),
-        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
-        ({"seed": 2**63}, "seed"),
-        ({"stop": ""}, "stop"),
-        ({"stop": [1]}, "stop"),
-        ({"stop": ["x"] * 33}, "stop"),
-        ({"stop_token_ids": [10**20]}, "stop_token_ids"),
-        ({"logit_bias": {"abc": 1}}, "logit_bias"),
-        ({"logit_bias": {"5": 101}}, "logit_bias"),
-        ({"logit_bias": [1]}, "logit_bias"),
-        ({"bad_words": ["x", ""]}, "bad_words"),
-        ({"bad_words": [chr(n) * 99 for n in range(33, 99)]}, "bad_words"),
-        ({"stream": "yes"}, "stream"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
-        ({"priority": 2**40}, "priority"),
-        ({"model": 5}, "model"),
-        ({"user": 5}, "user"),
-        ({"frequency_penalty": 2.1}, "frequency_penalty"),
-        ({"presence_penalty": -2.1}, "presence_penalty"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"repetition_penalty": -1}, "repetition_penalty"),
-        ({"min_p": 1.1}, "min_p"),
-        ({"min_p": -0.1}, "min_p"),
-        ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
-        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size"),
-        ({"prompt_logprobs": 0}, "prompt_logprobs"),
-        ({"length_penalty": True}, "length_penalty"),
-        ({"frequency_penalty": False}, "frequency_penalty"),
-        ({"best_of": True}, "best_of"),
-        ({"best_of": 3}, "best_of"),
-        ({"response_format": {"type": "json"}}, "response_format.type"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"metadata": "a"}, "metadata"),
-        ({"store": "yes"}, "store"),
-        ({"request_id": "a b"}, "request_id"),
-        ({"use_beam_search": True}, "use_beam_search"),
-        ({"colour": "red"}, "colour"),
-        ({"diffusion": {"steps": 3}}, "diffusion.steps"),
-        ({"diffusion": {"decoder": {"kind": "magic"}}}, "diffusion.decoder"),
-        ({"diffusion": {"decoder": {"threshold": 0.5}}}, "diffusion.decoder"),
-        (
-            {"diffusion": {"decoder": {"kind": "threshold", "threshold": 7}}},
-            "diffusion.decoder.threshold",
-        ),
-        (
-            {"diffusion": {"decoder": {"kind": "threshold", "colour": 7}}},
-            "diffusion.decoder.colour",
-        ),
-        ({"diffusion": {"cache": {"kind": "exact"}}}, "diffusion.cache"),
-        ({"diffusion": {"iteration": {"kind": "block_diffusion"}}}, "diffusion.iteration"),
-        (
-            {"diffusion": {"iteration": {"kind": "soft"}, "cfg_scale": 1.5}},
-            "diffusion.cfg_scale",
-        ),
-        ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
-        ({"diffusion": {"block_length": 10**30}}, "diffusion.block_length"),
-        ({"diffusion": 7}, "diffusion"),
-    ],
+    ("param", "body"),
+    [*((f, body_with(f, value)) for f, values in WRONG.items() for value in values), *TOGETHER],
 )
 def test_both_endpoints_name_an_invalid_field(
-    http: httpx2.Client, body: dict[str, Any], param: str | None
+    http: httpx2.Client, param: str, body: dict[str, Any]
 ) -> None:
     for path, base in ((CHAT, HELLO), (COMPLETE, {"prompt": "abc"})):
         error = refusal(http.post(path, json=base | body))
-        assert error["type"] == "invalid_request_error"
-        assert error["param"] == param, error
+        assert (error["type"], error["param"]) == ("invalid_request_error", param), error
+
+
+PROMPTS: list[Any] = [[], {}, ["a", 1], [1.5], ["a"] * 1025, [-1], ""]
+AUDIO = {"type": "input_audio", "input_audio": {}}
+NO_JSON = CALL | {"function": {"name": "add", "arguments": "a=1"}}
+
+
+def said(role: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, **more}]}
 
 
 @pytest.mark.parametrize(
@@ -165,64 +152,24 @@ def test_both_endpoints_name_an_invalid_field(
         (CHAT, {}, "messages"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": ["hi"]}, "messages"),
-        (CHAT, {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
-        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content",
-        ),
-        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
-            "messages[0].tool_calls",
-        ),
-        (
-            CHAT,
-            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-            "messages[0].tool_calls",
-        ),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": "x", "tool_call_id": "c1"}]},
-            "messages[0].tool_call_id",
-        ),
-        (
-            CHAT,
-            {"messages": [*HELLO["messages"], {"role": "user", "content": "x", "mood": "fine"}]},
-            "messages[1].mood",
-        ),
-        (
-            CHAT,
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [CALL | {"function": {"name": "add", "arguments": "a=1"}}],
-                    }
-                ]
-            },
-            "messages[0].tool_calls",
-        ),
+        (CHAT, said("king", content="x"), "messages[0].role"),
+        (CHAT, said("user"), "messages[0].content"),
+        (CHAT, said("user", content=None), "messages[0].content"),
+        (CHAT, said("user", content=[{"type": "image_url"}]), "messages[0].content"),
+        (CHAT, said("user", content=[AUDIO]), "messages[0].content"),
+        (CHAT, said("user", content="x", tool_calls=[CALL]), "messages[0].tool_calls"),
+        (CHAT, said("assistant", content="x", tool_calls=[{}]), "messages[0].tool_calls"),
+        (CHAT, said("assistant", tool_calls=[NO_JSON]), "messages[0].tool_calls"),
+        (CHAT, said("user", content="x", tool_call_id="c1"), "messages[0].tool_call_id"),
+        (CHAT, said("user", content="x", mood="fine"), "messages[0].mood"),
         (CHAT, HELLO | {"top_logprobs": 2}, "top_logprobs"),
         (CHAT, HELLO | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         (CHAT, HELLO | {"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
         (CHAT, HELLO | {"echo": True}, "echo"),
         (CHAT, HELLO | {"continue_final_message": True}, "continue_final_message"),
-        (
-            CHAT,
-            HELLO | {"chat_template_kwargs": {"tokenize": True}},
-            "chat_template_kwargs.tokenize",
-        ),
+        (CHAT, HELLO | {"chat_template_kwargs": {"tokenize": 1}}, "chat_template_kwargs.tokenize"),
+        *((COMPLETE, {"prompt": wrong}, "prompt") for wrong in PROMPTS),
         (COMPLETE, {}, "prompt"),
-        (COMPLETE, {"prompt": []}, "prompt"),
-        (COMPLETE, {"prompt": {}}, "prompt"),
-        (COMPLETE, {"prompt": ["a", 1]}, "prompt"),
-        (COMPLETE, {"prompt": [1.5]}, "prompt"),
-        (COMPLETE, {"prompt": ["a"] * 1025}, "prompt"),
-        (COMPLETE, {"prompt": [-1]}, "prompt"),
-        (COMPLETE, {"prompt": ""}, "prompt"),
         (COMPLETE, ABC | {"logprobs": 21}, "logprobs"),
         (COMPLETE, ABC | {"logprobs": 0, "echo": True}, "echo"),
         (COMPLETE, ABC | {"max_completion_tokens": 4}, "max_completion_tokens"),
@@ -240,62 +187,31 @@ def test_one_endpoint_names_an_invalid_field(
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("body", "words"),
     [
-        ({"colour": 1}, "Unrecognized request argument supplied: colour"),
-        ({"lora": "mine"}, "supplied: lora; send the adapter's name as model"),
-        ({"max_token": 1}, "supplied: max_token, did you mean 'max_tokens'?"),
-        ({"steps": 8}, 'steps; write diffusion: {"decoder": {"kind": "fixed", "steps": ...}}'),
-        ({"remasking": "random"}, '{"decoder": {"kind": "fixed", "remasking": ...}}'),
-        ({"gen_length": 8}, "supplied: gen_length; write max_tokens"),
-        ({"cfg_scale": 1}, 'supplied: cfg_scale; write diffusion: {"cfg_scale": ...}'),
-        (
-            {"diffusion": {"threshold": 0.5}},
-            'write diffusion: {"decoder": {"kind": "threshold", "threshold": ...}}',
-        ),
-        (
-            {"diffusion": {"decoder": {"kind": "creditt"}}},
-            "diffusion.decoder: no kind 'creditt', did you mean 'credit'? Allowed: 'threshold', ",
-        ),
+        ({"lora": "mine"}, "the adapter's name as model"),
+        ({"max_token": 1}, "did you mean 'max_tokens'?"),
+        ({"steps": 8}, 'write diffusion: {"decoder": {"kind": "fixed", "steps": ...}}'),
+        ({"gen_length": 8}, "write max_tokens"),
+        ({"cfg_scale": 1}, 'write diffusion: {"cfg_scale": ...}'),
+        ({"diffusion": {"threshold": 0.5}}, '"decoder": {"kind": "threshold", "threshold": ...}'),
+        ({"diffusion": {"decoder": {"kind": "creditt"}}}, "did you mean 'credit'? Allowed: 'thr"),
+        ({"diffusion": {"decoder": "creditt"}}, "did you mean 'credit'?"),
+        ({"prompt_logprobs": 1}, "gives a token of the prompt a probability only where"),
     ],
 )
 def test_unknown_names_get_suggestions(
-    http: httpx2.Client, body: dict[str, Any], message: str
+    http: httpx2.Client, body: dict[str, Any], words: str
 ) -> None:
-    assert message in refusal(http.post(COMPLETE, json=ABC | body))["message"]
+    assert words in refusal(http.post(COMPLETE, json=ABC | body))["message"]
 
 
 def test_the_name_of_a_kind_is_enough(http: httpx2.Client) -> None:
-    answers = [
+    long, short = (
         http.post(COMPLETE, json=ABC | {"diffusion": {"decoder": decoder}}).json()["choices"]
         for decoder in ({"kind": "credit"}, "credit")
-    ]
-    assert answers[0] == answers[1]
-    message = refusal(http.post(COMPLETE, json=ABC | {"diffusion": {"decoder": "creditt"}}))
-    assert "diffusion.decoder: no kind 'creditt', did you mean 'credit'?" in message["message"]
-
-
-def test_what_a_prompt_has_no_probabilities_for(http: httpx2.Client) -> None:
-    message = refusal(http.post(COMPLETE, json=ABC | {"prompt_logprobs": 1}))["message"]
-    assert "a diffusion model gives a token of the prompt a probability only where" in message
-
-
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        ({"type": "image_url", "image_url": {"url": "data:,"}}, "this model takes no images"),
-        (
-            {"type": "input_audio", "input_audio": {}},
-            "no kind 'input_audio'; allowed: 'text', 'image_url'",
-        ),
-    ],
-)
-def test_only_text_is_accepted_as_content(
-    http: httpx2.Client, part: dict[str, Any], message: str
-) -> None:
-    parts = [{"type": "text", "text": "a"}, part]
-    error = refusal(http.post(CHAT, json={"messages": [{"role": "user", "content": parts}]}))
-    assert message in error["message"]
+    )
+    assert long == short
 
 
 NEUTRAL = {
@@ -320,8 +236,11 @@ NEUTRAL = {
 
 
 def test_neutral_values_and_null_change_nothing(http: httpx2.Client) -> None:
-    plain = http.post(COMPLETE, json=ABC).json()
-    assert http.post(COMPLETE, json=ABC | NEUTRAL).json()["choices"] == plain["choices"]
+    plain = http.post(COMPLETE, json=ABC).json()["choices"]
+    assert http.post(COMPLETE, json=ABC | NEUTRAL).json()["choices"] == plain
+    zeros = '{"temperature": -0.0, "logit_bias": {"5": -0.0, "007": 0}, '
+    zeros += '"prompt": "abc", "max_tokens": 8, "diffusion": {"cfg_scale": -0.0}}'
+    assert http.post(COMPLETE, content=zeros, headers=JSON).json()["choices"] == plain
 
 
 def test_a_request_may_name_its_answer(http: httpx2.Client) -> None:
@@ -345,6 +264,7 @@ def test_a_request_may_name_its_answer(http: httpx2.Client) -> None:
         b'{"prompt": "abc", "temperature": NaN}',
         b'{"prompt": "abc", "temperature": Infinity}',
         b'{"prompt": "abc", "diffusion": {"cfg_scale": 1e999}}',
+        b'{"messages": [], "chat_template_kwargs": {"odd": -Infinity}}',
         b'{"prompt": "half of a pair: \\ud800"}',
         b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}",
         b'{"prompt": ' + b"[" * 100_000,
@@ -357,29 +277,17 @@ def test_a_request_may_name_its_answer(http: httpx2.Client) -> None:
 )
 def test_bodies_must_be_json_objects(http: httpx2.Client, content: bytes) -> None:
     for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
-        refusal(http.post(path, content=content, headers=JSON))
+        code = refusal(http.post(path, content=content, headers=JSON))["code"]
+        assert code == (None if content in (b"[1]", b'"text"', b"null") else "invalid_json")
 
 
-@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
-def test_nan_and_infinity_are_refused_at_any_depth(http: httpx2.Client, number: str) -> None:
-    body = json.dumps(HELLO | {"chat_template_kwargs": {"odd": "NUMBER"}})
-    error = refusal(http.post(CHAT, content=body.replace('"NUMBER"', number), headers=JSON))
-    assert error["code"] == "invalid_json"
-
-
-def test_too_long_for_the_context(served: Served, http: httpx2.Client) -> None:
-    context = served.engine.limits.context
+def test_too_long_for_the_context(tiny: Served, http: httpx2.Client) -> None:
+    context = tiny.engine.limits.context
     error = refusal(http.post(COMPLETE, json={"prompt": "x" * 50, "max_tokens": context}))
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
     assert str(context) in error["message"] and str(context + 50) in error["message"]
     error = refusal(http.post(CHAT, json={"messages": [{"role": "user", "content": "x" * 5000}]}))
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
-
-
-@pytest.mark.slow
-def test_a_chat_without_max_tokens_gets_what_fits(served: Served, http: httpx2.Client) -> None:
-    answer = http.post(CHAT, json=HELLO | {"ignore_eos": True, "temperature": 0}).json()
-    assert answer["usage"]["total_tokens"] == served.engine.limits.context
 
 
 def test_unknown_model_path_and_method(http: httpx2.Client) -> None:
@@ -398,14 +306,14 @@ def test_the_model_may_be_left_out_or_have_another_name(http: httpx2.Client) -> 
     assert http.post(COMPLETE, json=ABC | {"model": "tiny-alias"}).json()["model"] == "tiny-alias"
 
 
-def test_tokenize_and_detokenize(served: Served, http: httpx2.Client) -> None:
-    tokenizer = served.llm.tokenizer
+def test_tokenize_and_detokenize(tiny: Served, http: httpx2.Client) -> None:
+    tokenizer = tiny.llm.tokenizer
     assert tokenizer is not None
     text = "h\u00e9llo \u20ac"
     answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
     ids = tokenizer.encode(text)
     assert (answer["tokens"], answer["count"]) == (ids, len(ids))
-    assert answer["max_model_len"] == served.engine.limits.context
+    assert answer["max_model_len"] == tiny.engine.limits.context
     assert len(answer["token_strs"]) == len(ids)
     assert http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": text}
     chat = http.post("/tokenize", json=HELLO).json()
@@ -414,14 +322,12 @@ def test_tokenize_and_detokenize(served: Served, http: httpx2.Client) -> None:
     assert ready["tokens"] == chat["tokens"]  # this template always adds it
 
 
-def test_tokenizer_info_is_what_a_remote_tokenizer_needs(
-    served: Served, http: httpx2.Client
-) -> None:
+def test_tokenizer_info_is_what_a_remote_tokenizer_needs(tiny: Served, http: httpx2.Client) -> None:
     info = http.get("/tokenizer_info").json()
     assert info["eos_token"] == "<|end|>" and info["chat_template"] == CHAT_TEMPLATE
-    assert info["bos_token"] is None and info["model_max_length"] == served.engine.limits.context
+    assert info["bos_token"] is None and info["model_max_length"] == tiny.engine.limits.context
     assert "/" not in info["tokenizer_class"] and "name_or_path" not in info
-    with serve(served.service, ApiSettings(api_keys=("key",))) as url:
+    with serve(tiny.service, ApiSettings(api_keys=("key",))) as url:
         refusal(httpx2.get(f"{url}/tokenizer_info"), 401)
         assert httpx2.get(f"{url}/ping").status_code == 200
 
@@ -433,28 +339,19 @@ def test_requests_keep_or_get_an_id(http: httpx2.Client) -> None:
     assert len({answer.headers["x-request-id"] for answer in given} | {"a b"}) == 3
 
 
-def test_reports(served: Served, http: httpx2.Client) -> None:
+def test_reports(tiny: Served, http: httpx2.Client) -> None:
     health = http.get("/health")
     assert (health.status_code, health.content) == (200, b"")
     assert http.get("/version").json() == {"version": diffray.__version__}
-    paths = http.get("/openapi.json").json()
-    assert COMPLETE in paths["paths"] and "ChatBody" in paths["components"]["schemas"]
-    described = paths["paths"][CHAT]["post"]["responses"]
-    assert {"200", "400", "401", "404", "415", "429", "503"} <= set(described)
-    assert set(described["200"]["content"]) == {"application/json", "text/event-stream"}
-    reports = {path: paths["paths"][path]["get"]["responses"]["200"] for path in METRICS_HEALTH}
-    assert [set(each.get("content", ())) for each in reports.values()] == [{"text/plain"}, set()]
-    for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
-        ((_, media),) = paths["paths"][path]["post"]["requestBody"]["content"].items()
-        for example in media["examples"].values():
-            assert http.post(path, json=example["value"]).status_code in (200, 400), path
-    assert http.get("/docs").status_code == 200
+    paths = http.get("/openapi.json").json()["paths"]
+    reports = [paths[path]["get"]["responses"]["200"] for path in ("/metrics", "/health")]
+    assert [set(each.get("content", ())) for each in reports] == [{"text/plain"}, set()]
     (model, _) = http.get("/v1/models").json()["data"]
-    assert model["max_model_len"] == served.engine.limits.context
+    assert model["max_model_len"] == tiny.engine.limits.context
     assert model["diffusion"]["decoder"] == {"kind": "threshold", "threshold": 0.9}
 
 
-def test_metrics_count_what_was_answered(served: Served, http: httpx2.Client) -> None:
+def test_metrics_count_what_was_answered(tiny: Served, http: httpx2.Client) -> None:
     def values() -> dict[str, float]:
         found = http.get("/metrics")
         assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -492,7 +389,7 @@ def test_metrics_count_what_was_answered(served: Served, http: httpx2.Client) ->
     assert inside == pytest.approx(grown[times.format("inference")])
     assert grown[times.format("queue")] + inside <= grown[whole]
     assert after["diffray:num_requests_running"] == 0
-    with serve(served.service, ApiSettings(vllm_metric_names=True)) as url:
+    with serve(tiny.service, ApiSettings(vllm_metric_names=True)) as url:
         assert "vllm:num_requests_waiting" in httpx2.get(f"{url}/metrics").text
 
 
@@ -548,27 +445,36 @@ def test_usage_and_metrics_say_what_is_approximate() -> None:
     assert counted == {"queries": "195.0", "hits": "129.0", "approximate_hits": "64.0"}
 
 
-def test_keys(served: Served) -> None:
-    with serve(served.service, ApiSettings(api_keys=("first", "second"))) as url:
-        for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic first"}):
+UNPRINTABLE = [b"Bearer", b"bearer\tkey", b"Bearer k\xe9y", b"B" * 9000]
+
+
+def test_keys(tiny: Served) -> None:
+    wrong = [[], *([(b"Authorization", each)] for each in (b"Bearer no", b"Basic a", *UNPRINTABLE))]
+    with serve(tiny.service, ApiSettings(api_keys=("a", "b"))) as url:
+        for headers in wrong:
             for path in ("/v1/models", "/load", "/nothing"):
-                answer = httpx2.get(url + path, headers=header)
+                answer = httpx2.get(url + path, headers=headers)
                 assert refusal(answer, 401)["code"] == "invalid_api_key"
                 assert answer.headers["www-authenticate"] == "Bearer"
                 assert "x-request-id" in answer.headers
+            for path in ("//health", "/health/", "/v1/models?x=/health", "/metrics/../load"):
+                assert httpx2.get(url + path, headers=headers).status_code in (401, 404)
         refusal(httpx2.post(url + CHAT, json=HELLO), 401)
-        for key in ("first", "second"):
+        for key in ("a", "b"):
             header = {"Authorization": f"Bearer {key}"}
             assert httpx2.get(f"{url}/v1/models", headers=header).status_code == 200
         for path in ("/health", "/metrics", "/version", "/docs", "/openapi.json"):
             assert httpx2.get(url + path).status_code == 200
+        for keys, status in ((("a", "wrong"), 200), (("wrong", "a"), 401)):  # the first counts
+            shown = [("x-api-key", key) for key in keys]
+            assert httpx2.get(f"{url}/load", headers=shown).status_code == status
 
 
-def test_browsers_are_let_in_only_on_request(served: Served, http: httpx2.Client) -> None:
+def test_browsers_are_let_in_only_on_request(tiny: Served, http: httpx2.Client) -> None:
     asking = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
     assert "access-control-allow-origin" not in http.options(CHAT, headers=asking).headers
     settings = ApiSettings(cors_origins=("http://a.example",), api_keys=("key",))
-    with serve(served.service, settings) as url:
+    with serve(tiny.service, settings) as url:
         preflight = httpx2.options(url + CHAT, headers=asking)
         assert preflight.headers["access-control-allow-origin"] == "http://a.example"
         refused = httpx2.get(f"{url}/v1/models", headers={"Origin": "http://a.example"})
@@ -576,12 +482,12 @@ def test_browsers_are_let_in_only_on_request(served: Served, http: httpx2.Client
         assert refused.headers["access-control-allow-origin"] == "http://a.example"
 
 
-def test_bodies_have_a_limit(served: Served) -> None:
+def test_bodies_have_a_limit(tiny: Served) -> None:
     def pieces() -> Iterator[bytes]:
         for _ in range(20):
             yield b" " * 100
 
-    with serve(served.service, ApiSettings(max_body_bytes=1000)) as url:
+    with serve(tiny.service, ApiSettings(max_body_bytes=1000)) as url:
         announced = httpx2.post(url + COMPLETE, json=ABC | {"prompt": "x" * 1000})
         assert refusal(announced, 413)["code"] == "request_too_large"
         refusal(httpx2.post(url + COMPLETE, content=pieces(), headers=JSON), 413)
@@ -662,7 +568,7 @@ def test_streams_are_early(http: httpx2.Client) -> None:
     assert sum(sizes) == 96 and max(sizes) <= 16
 
 
-def test_trajectory_and_ids_on_request(served: Served, http: httpx2.Client) -> None:
+def test_trajectory_and_ids_on_request(tiny: Served, http: httpx2.Client) -> None:
     body = LONG | {"max_tokens": 24, "temperature": 1, "seed": 4}
     body |= {"return_trajectory": True, "return_token_ids": True}
     params = SamplingParams(
@@ -673,7 +579,7 @@ def test_trajectory_and_ids_on_request(served: Served, http: httpx2.Client) -> N
         logprobs=True,
         diffusion={"block_length": 8},
     )
-    (expected,) = served.llm.generate("abc", params)
+    (expected,) = tiny.llm.generate("abc", params)
     output = expected.outputs[0]
     (choice,) = http.post(COMPLETE, json=body).json()["choices"]
     assert choice["prompt_token_ids"] == expected.prompt_token_ids
@@ -711,7 +617,7 @@ def test_canvas_on_request(http: httpx2.Client) -> None:
     assert [t for c in plain for each in c["choices"] for t in each.get("token_ids", [])] == final
 
 
-def test_stop_reasons(served: Served, http: httpx2.Client) -> None:
+def test_stop_reasons(tiny: Served, http: httpx2.Client) -> None:
     (free,) = http.post(COMPLETE, json=LONG | {"temperature": 0, "return_token_ids": True}).json()[
         "choices"
     ]
@@ -765,33 +671,25 @@ def test_penalties_change_what_is_written(http: httpx2.Client) -> None:
 
 
 @pytest.mark.slow
-def test_a_dead_engine_is_503(tmp_path_factory: pytest.TempPathFactory) -> None:
-    model = tiny_checkpoint(tmp_path_factory.mktemp("dead") / "model")
+def test_an_engine_that_dies_ends_its_streams_with_an_error_and_then_is_503(
+    tmp_path: Path,
+) -> None:
+    model = tiny_checkpoint(tmp_path / "dying")
     with serve_model(model, "tiny") as served, httpx2.Client(base_url=served.url) as http:
-        served.engine.close()
+        assert "chat template" in refusal(http.post(CHAT, json=HELLO))["message"]
+        with http.stream("POST", COMPLETE, json=LONG | {"stream": True, "n": 8}) as stream:
+            lines = stream.iter_lines()
+            first = next(lines)
+            served.engine.close()
+            *_, error, done = [first, *(line for line in lines if line)]
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
+        assert done == "data: [DONE]"
         assert refusal(http.get("/health"), 503)["code"] == "engine_unavailable"
         answer = http.post(COMPLETE, json=ABC)
         assert refusal(answer, 503)["type"] == "server_error"
         assert int(answer.headers["retry-after"]) >= 1
         refusal(http.post(COMPLETE, json=ABC | {"stream": True}), 503)
         assert http.get("/metrics").status_code == 200
-        error = refusal(http.post(CHAT, json=HELLO))
-        assert "chat template" in error["message"]
-
-
-@pytest.mark.slow
-def test_an_engine_that_dies_ends_the_stream_with_an_error(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    model = tiny_checkpoint(tmp_path_factory.mktemp("dying") / "model")
-    with serve_model(model, "tiny") as served, httpx2.Client(base_url=served.url) as http:
-        with http.stream("POST", COMPLETE, json=LONG | {"stream": True, "n": 8}) as answer:
-            lines = answer.iter_lines()
-            first = next(lines)
-            served.engine.close()
-            *_, error, done = [first, *(line for line in lines if line)]
-        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
-        assert done == "data: [DONE]"
 
 
 @pytest.mark.parametrize(
@@ -846,13 +744,6 @@ def test_megabytes_are_refused_at_once_by_name(
     assert len(error["message"]) <= 650 and len(error["param"] or "") <= 210
 
 
-def test_negative_zeros_change_nothing(http: httpx2.Client) -> None:
-    plain = http.post(COMPLETE, json=ABC | {"temperature": 0}).json()["choices"]
-    zeros = '{"temperature": -0.0, "logit_bias": {"5": -0.0, "007": 0}, '
-    zeros += '"prompt": "abc", "max_tokens": 8, "diffusion": {"cfg_scale": -0.0}}'
-    assert http.post(COMPLETE, content=zeros, headers=JSON).json()["choices"] == plain
-
-
 def test_errors_quote_clients_on_one_line(http: httpx2.Client) -> None:
     body = ABC | {"model": "a\nb\u202e\x07"}
     assert refusal(http.post(COMPLETE, json=body), 404)["message"].isprintable()
@@ -877,38 +768,13 @@ def test_every_answer_restricts_browsers(http: httpx2.Client) -> None:
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_docs_page_loads_nothing_from_elsewhere(http: httpx2.Client) -> None:
-    answer = http.get("/docs")
-    assert answer.headers["content-type"].startswith("text/html")
-    text = answer.text
-    assert "<script" not in text and "http://" not in text and "https://" not in text
-    assert "POST /v1/chat/completions" in text and "continue_final_message" in text
-    assert "Hierarchy" in text and "low_threshold" in text and "edit_threshold" in text
-
-
-def test_docs_can_be_left_out(served: Served) -> None:
-    with serve(served.service, ApiSettings(docs=False)) as url:
+def test_docs_can_be_left_out(tiny: Served) -> None:
+    with serve(tiny.service, ApiSettings(docs=False)) as url:
         assert {httpx2.get(url + path).status_code for path in ("/docs", "/openapi.json")} == {404}
 
 
-@pytest.mark.parametrize("shown", ["Bearer", "bearer\tkey", "Bearer k\xe9y", "B" * 9000])
-def test_no_other_header_passes_for_a_key(served: Served, shown: str) -> None:
-    with serve(served.service, ApiSettings(api_keys=("key",))) as url:
-        headers = [(b"Authorization", shown.encode("latin-1"))]
-        refusal(httpx2.get(f"{url}/load", headers=headers), 401)
-        for path in ("//health", "/health/", "/v1/models?x=/health", "/metrics/../load"):
-            assert httpx2.get(url + path, headers=headers).status_code in (401, 404)
-
-
-def test_of_several_x_api_keys_the_first_counts(served: Served) -> None:
-    with serve(served.service, ApiSettings(api_keys=("key",))) as url:
-        for keys, status in ((("key", "wrong"), 200), (("wrong", "key"), 401)):
-            shown = [("x-api-key", key) for key in keys]
-            assert httpx2.get(f"{url}/load", headers=shown).status_code == status
-
-
 def test_logs_hold_no_prompts_texts_and_keys(
-    served: Served, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    tiny: Served, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Answers, refusals, and a stream that fails; at INFO and below, of all loggers."""
     secret, key = "xylophone-secret", "key-of-somebody"
@@ -923,26 +789,26 @@ def test_logs_hold_no_prompts_texts_and_keys(
     ]
     with (
         caplog.at_level("DEBUG"),
-        serve(served.service, ApiSettings(api_keys=(key, f"{key}-2"))) as url,
+        serve(tiny.service, ApiSettings(api_keys=(key, f"{key}-2"))) as url,
     ):
         for body in bodies:
             httpx2.post(url + COMPLETE, json=body, headers=headers)
             httpx2.post(url + COMPLETE, json=body, headers={"Authorization": f"Bearer {key}x"})
         httpx2.post(url + CHAT, json={"messages": [{"role": secret}]}, headers=headers)
         httpx2.post(url + COMPLETE, content=secret, headers=headers | JSON)
-        whole, calls = served.service.tokenizer, count()
+        whole, calls = tiny.service.tokenizer, count()
 
         def decode(*given: Any) -> str:
             assert whole is not None and next(calls) < 3, "an answer fails half way"
             return whole.decode(*given)
 
-        served.service.tokenizer = SimpleNamespace(decode=decode)  # type: ignore[assignment]
+        tiny.service.tokenizer = SimpleNamespace(decode=decode)  # type: ignore[assignment]
         try:
             body = LONG | {"prompt": secret, "stream": True}
             broken = httpx2.post(url + COMPLETE, json=body, headers=headers)
             assert '"text":' in broken.text and '"internal_error"' in broken.text
         finally:
-            served.service.tokenizer = whole
+            tiny.service.tokenizer = whole
     ours = [
         record for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))
     ]

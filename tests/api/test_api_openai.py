@@ -72,9 +72,8 @@ def test_a_streamed_chat_equals_the_whole_one(served: Served, client: OpenAI) ->
         model=served.name, messages=MESSAGES, temperature=0.8, seed=5, max_tokens=64
     )
     whole = client.chat.completions.create(**asked)
-    chunks = list(
-        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
-    )
+    told: Any = {"include_usage": True}
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options=told))
     assert len({chunk.id for chunk in chunks}) == 1
     first, *middle, last, usage = chunks
     assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
@@ -86,67 +85,26 @@ def test_a_streamed_chat_equals_the_whole_one(served: Served, client: OpenAI) ->
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_choices_and_seeds(served: Served, client: OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=served.name, messages=MESSAGES, n=3, seed=11, temperature=1.5, max_tokens=24
-    )
-    params = SamplingParams(n=3, seed=11, temperature=1.5, max_tokens=24)
-    (expected,) = served.llm.chat(MESSAGES, params)
-    assert [c.index for c in answer.choices] == [0, 1, 2]
-    assert [c.message.content for c in answer.choices] == [c.text for c in expected.outputs]
+def test_choices_have_indices_and_seeds(served: Served, client: OpenAI) -> None:
+    asked: dict[str, Any] = {"n": 3, "seed": 11, "temperature": 1.5, "max_tokens": 24}
+    (expected,) = served.llm.chat(MESSAGES, SamplingParams(**asked))
+    texts = [choice.text for choice in expected.outputs]
+    answer = client.chat.completions.create(model=served.name, messages=MESSAGES, **asked)
+    assert [(c.index, c.message.content) for c in answer.choices] == [*enumerate(texts)]
     assert answer.usage is not None
     assert answer.usage.completion_tokens == expected.completion_tokens
-
-
-def test_streamed_choices_have_indices(served: Served, client: OpenAI) -> None:
-    chunks = client.chat.completions.create(
-        model=served.name,
-        messages=MESSAGES,
-        n=2,
-        seed=11,
-        temperature=1.5,
-        max_tokens=24,
-        stream=True,
-    )
-    texts = ["", ""]
-    for chunk in chunks:
+    streamed = [""] * 3
+    for chunk in client.chat.completions.create(
+        model=served.name, messages=MESSAGES, stream=True, **asked
+    ):
         for choice in chunk.choices:
-            texts[choice.index] += choice.delta.content or ""
-    (expected,) = served.llm.chat(
-        MESSAGES, SamplingParams(n=2, seed=11, temperature=1.5, max_tokens=24)
-    )
-    assert texts == [choice.text for choice in expected.outputs]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_stop_strings(served: Served, client: OpenAI, stream: bool) -> None:
-    (free,) = served.llm.chat(MESSAGES, SamplingParams(max_tokens=48))
-    text = free.outputs[0].text
-    stop = text[2:5]
-    asked: dict[str, Any] = dict(
-        model=served.name, messages=MESSAGES, temperature=0, max_tokens=48, stop=[stop]
-    )
-    if stream:
-        chunks = list(client.chat.completions.create(**asked, stream=True))
-        found = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-        reason = chunks[-1].choices[0].finish_reason
-    else:
-        answer = client.chat.completions.create(**asked)
-        found, reason = answer.choices[0].message.content or "", answer.choices[0].finish_reason
-        assert answer.choices[0].model_extra is not None
-        assert answer.choices[0].model_extra["stop_reason"] == stop
-    assert (found, reason) == (text[: text.find(stop)], "stop")
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
 
 
 def test_logprobs(served: Served, client: OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=served.name,
-        messages=MESSAGES,
-        temperature=0,
-        max_tokens=32,
-        logprobs=True,
-        top_logprobs=3,
-    )
+    asked: Any = {"temperature": 0, "max_tokens": 32, "logprobs": True, "top_logprobs": 3}
+    answer = client.chat.completions.create(model=served.name, messages=MESSAGES, **asked)
     (expected,) = served.llm.chat(MESSAGES, SamplingParams(max_tokens=32, logprobs=True))
     choice = expected.outputs[0]
     logprobs = answer.choices[0].logprobs
@@ -166,34 +124,19 @@ def test_logprobs(served: Served, client: OpenAI) -> None:
 
 def test_completion_of_a_batch(served: Served, client: OpenAI) -> None:
     prompts = [PROMPT, "def f(x):", "1 2 3"]
-    answer = client.completions.create(
-        model=served.name, prompt=prompts, temperature=0.7, seed=3, n=2, max_tokens=20
-    )
-    expected = served.llm.generate(
-        prompts, SamplingParams(temperature=0.7, seed=3, n=2, max_tokens=20)
-    )
+    asked: dict[str, Any] = {"temperature": 0.7, "seed": 3, "n": 2, "max_tokens": 20}
+    answer = client.completions.create(model=served.name, prompt=prompts, **asked)
+    expected = served.llm.generate(prompts, SamplingParams(**asked))
     texts = [choice.text for output in expected for choice in output.outputs]
+    streamed = [""] * 6
+    for chunk in client.completions.create(model=served.name, prompt=prompts, stream=True, **asked):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == texts
     assert [choice.text for choice in answer.choices] == texts
     assert [choice.index for choice in answer.choices] == list(range(6))
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == sum(output.prompt_tokens for output in expected)
     assert answer.usage.completion_tokens == sum(o.completion_tokens for o in expected)
-
-
-def test_completion_of_token_ids_and_its_stream(served: Served, client: OpenAI) -> None:
-    tokenizer = served.llm.tokenizer
-    assert tokenizer is not None
-    ids = tokenizer.encode(PROMPT)
-    (expected,) = served.llm.generate(ids, SamplingParams(max_tokens=16))
-    whole = client.completions.create(model=served.name, prompt=ids, temperature=0)
-    assert whole.choices[0].text == expected.outputs[0].text  # 16 tokens are OpenAI's default
-    stream = client.completions.create(
-        model=served.name, prompt=[ids, ids], temperature=0, stream=True
-    )
-    texts = ["", ""]
-    for chunk in stream:
-        texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert texts == [expected.outputs[0].text] * 2
 
 
 def test_completion_logprobs_and_echo(served: Served, client: OpenAI) -> None:
@@ -210,22 +153,6 @@ def test_completion_logprobs_and_echo(served: Served, client: OpenAI) -> None:
     assert echoed.text == PROMPT + expected.outputs[0].text
     chunks = client.completions.create(**asked, echo=True, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == echoed.text
-
-
-def test_a_policy_for_one_request(served: Served, client: OpenAI) -> None:
-    policy = {"block_length": 8, "decoder": {"kind": "fixed", "steps": 24}}
-    answer = client.chat.completions.create(
-        model=served.name,
-        messages=MESSAGES,
-        temperature=0,
-        max_tokens=24,
-        extra_body={"diffusion": policy, "ignore_eos": True},
-    )
-    params = SamplingParams(max_tokens=24, ignore_eos=True, diffusion=policy)
-    (expected,) = served.llm.chat(MESSAGES, params)
-    assert answer.choices[0].message.content == expected.outputs[0].text
-    assert answer.model_extra is not None
-    assert answer.model_extra["diffusion"]["forwards"] > 0
 
 
 def test_refusals_have_openai_s_classes(served: Served, client: OpenAI) -> None:

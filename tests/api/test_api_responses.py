@@ -1,21 +1,13 @@
 """OpenAI's Responses API: the answers of chats in its shape, whole and as typed events."""
 
-import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel, Field
-
-from diffray import DiffusionLLM
-from diffray.cluster.api.service import Service
-from diffray.cluster.control.local import LocalEngine
-from tests.helpers.api_server import serve
 
 QUESTION = "Anna buys 3 pens for 4 dollars each. How much does she pay?"
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
@@ -40,18 +32,8 @@ class Person(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    llm = DiffusionLLM("demo", dtype="float32")
-    with pytest.MonkeyPatch.context() as patched, LocalEngine(llm.engine) as engine:
-        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        service = Service(engine, llm.tokenizer, ["demo"])
-        with closing(service), serve(service) as url:
-            yield url
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+def client(demo_url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{demo_url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -128,15 +110,6 @@ def test_the_events_of_a_text(client: OpenAI) -> None:
         model="demo", input=QUESTION, max_output_tokens=64, extra_body=SMALL_BLOCKS
     )
     same(completed.response, whole)
-
-
-def test_the_bytes_of_a_stream(url: str) -> None:
-    body = {"input": QUESTION, "stream": True, "max_output_tokens": 16}
-    answer = httpx2.post(f"{url}/v1/responses", json=body, timeout=60)
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    for event in answer.text.removesuffix("\n\n").split("\n\n"):
-        name, data = event.split("\n")
-        assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
 
 
 def test_an_answer_that_is_cut_is_incomplete(client: OpenAI) -> None:
@@ -219,14 +192,11 @@ def test_the_canvas_on_request(client: OpenAI) -> None:
     ("body", "param", "words"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "no answer is stored"),
-        ({"conversation": "conv_1"}, "conversation", "no answer is stored"),
         ({"background": True}, "background", "send false"),
         ({"truncation": "auto"}, "truncation", 'send "disabled"'),
         ({"reasoning": {"effort": "high"}}, "reasoning", "not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools", "'function'"),
         ({"tool_choice": {"type": "mcp"}, "tools": TOOLS}, "tool_choice", "'function'"),
-        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
-        ({"input": []}, "input", "at least 1"),
         ({"input": None}, "input", "required"),
         ({"input": [{"type": "reasoning", "id": "r"}]}, "input", "no kind 'reasoning'"),
         (
@@ -235,33 +205,18 @@ def test_the_canvas_on_request(client: OpenAI) -> None:
             "not JSON",
         ),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "tools.0.name: "),
-        ({"input": [{"role": "king", "content": "x"}]}, "input[0].role", "'user'"),
         ({"top_logprobs": 2}, "top_logprobs", "include"),
         ({"include": LOGPROBS, "tools": TOOLS}, "include", "does not go with tools"),
         ({"include": ["file_search_call.results"]}, "include", "'reasoning.encrypted_content'"),
         ({"stream_options": {}}, "stream_options", "stream: true"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format", "needs a schema"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "'medium'"),
-        ({"max_tokens": 5}, "max_tokens", "Unrecognized"),
         ({"n": 2}, "n", "Unrecognized"),
-        ({"diffusion": {"steps": 3}}, "diffusion.steps", "."),
         # What the chat refuses, in this API's names.
         ({"input": "word " * 5000}, "input", "maximum context length"),
-        ({"max_output_tokens": 2**40}, "max_output_tokens", "max_output_tokens: "),
         (
             {"text": {"format": {"type": "json_schema", "schema": CITY}}, "max_output_tokens": 3},
             "max_output_tokens",
             "shortest text takes",
-        ),
-        (
-            {"text": {"format": {"type": "json_schema", "schema": {"minProperties": 3}}}},
-            "text.format",
-            "minProperties",
-        ),
-        (
-            {"text": {"format": {"type": "json_object"}}, "tools": TOOLS},
-            "text.format",
-            "tools and text.format exclude each other",
         ),
     ],
 )
@@ -271,40 +226,15 @@ def test_what_cannot_be_honoured_is_refused(
     with pytest.raises(openai.BadRequestError) as refused:
         client.post("/responses", body={"input": QUESTION} | body, cast_to=object)
     assert refused.value.param is not None and refused.value.param.startswith(param)
-    assert words in refused.value.message or words == "."
+    assert words in refused.value.message
 
 
 def test_neutral_values_and_notes_change_nothing(client: OpenAI) -> None:
-    plain = client.responses.create(model="demo", input=QUESTION, max_output_tokens=32)
-    noted = client.responses.create(
-        model="demo",
-        input=QUESTION,
-        max_output_tokens=32,
-        truncation="disabled",
-        background=False,
-        store=False,
-        reasoning={"effort": "none"},
-        include=["reasoning.encrypted_content"],
-        text={"format": {"type": "text"}, "verbosity": "medium"},
-        tool_choice="none",
-        tools=[],
-        service_tier="auto",
-        prompt_cache_key="k",
-        extra_headers={"X-Request-Id": "mine"},
-    )
+    asked: Any = {"model": "demo", "input": QUESTION, "max_output_tokens": 32}
+    notes: Any = {"truncation": "disabled", "background": False, "store": False, "tools": []}
+    notes |= {"reasoning": {"effort": "none"}, "include": ["reasoning.encrypted_content"]}
+    notes |= {"text": {"format": {"type": "text"}, "verbosity": "medium"}, "tool_choice": "none"}
+    notes |= {"service_tier": "auto", "prompt_cache_key": "k"}
+    plain = client.responses.create(**asked)
+    noted = client.responses.create(**asked, **notes, extra_headers={"X-Request-Id": "mine"})
     assert noted.output_text == plain.output_text and noted._request_id == "mine"
-
-
-def test_async_clients_stream_too(url: str) -> None:
-    async def ask() -> str:
-        async with (
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client,
-            client.responses.stream(model="demo", input=QUESTION, max_output_tokens=64) as stream,
-        ):
-            deltas = [
-                event.delta async for event in stream if event.type == "response.output_text.delta"
-            ]
-            assert "".join(deltas) == (await stream.get_final_response()).output_text
-            return "".join(deltas)
-
-    assert asyncio.run(ask())

@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ import pytest
 from diffray.cluster.api import http as api_http
 from diffray.cluster.api.http import EventStream
 from diffray.cluster.api.settings import ApiSettings
-from tests.helpers.api_server import Served, serve, serve_model
-from tests.helpers.tiny import tiny_checkpoint
+from tests.helpers.api_server import Served, serve
 
 PATH = "/v1/completions"
 HEAD = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -33,10 +33,9 @@ LONG = json.dumps(
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    model = tiny_checkpoint(tmp_path_factory.mktemp("sockets") / "model")
-    with serve_model(model, "tiny", ApiSettings(body_timeout_s=0.5), max_model_len=256) as served:
-        yield served
+def served(tiny: Served) -> Iterator[Served]:
+    with serve(tiny.service, ApiSettings(body_timeout_s=0.5)) as url:
+        yield replace(tiny, url=url)
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +91,20 @@ def test_a_body_that_drips_is_cut_off(served: Served) -> None:
     assert json.loads(body)["error"]["code"] == "request_timeout"
 
 
+def test_each_app_has_its_own_body_timeout(served: Served, tiny: Served) -> None:
+    body = json.dumps({"prompt": "abc", "max_tokens": 2})
+
+    def slowly() -> Iterator[bytes]:
+        yield body[:5].encode()
+        time.sleep(0.7)
+        yield body[5:].encode()
+
+    headers = {"Content-Type": "application/json"}
+    for server, status in ((tiny, 200), (served, 408)):
+        answer = httpx2.post(server.url + PATH, content=slowly(), headers=headers)
+        assert answer.status_code == status
+
+
 def _readable(client: socket.socket) -> bool:
     client.setblocking(False)
     try:
@@ -124,37 +137,28 @@ def test_a_disconnect_during_a_request_leaves_nothing(
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def test_a_half_closed_connection_holds_nothing(served: Served) -> None:
-    """Its client may still read, or may be gone."""
-    with connect(served.url) as client:
-        client.sendall(with_length(LONG))
-        assert client.recv(1)
-        client.shutdown(socket.SHUT_WR)
-        begin = time.monotonic()
-        read_all(client)
-    assert time.monotonic() - begin < 20
-
-
-@pytest.mark.parametrize("reset", [False, True])
-def test_a_disconnect_during_a_stream_frees_its_pages(served: Served, reset: bool) -> None:
+@pytest.mark.parametrize("how", ["closed", "reset", "half closed"])
+def test_a_disconnect_during_a_stream_frees_its_pages(served: Served, how: str) -> None:
     with connect(served.url) as client:
         client.sendall(with_length(LONG))
         assert client.recv(100)
-        if reset:
+        if how == "reset":
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        elif how == "half closed":  # the client may still read, or may be gone
+            client.shutdown(socket.SHUT_WR)
+            begin = time.monotonic()
+            read_all(client)
+            assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize(
     "garbage",
     [
         b"\0\0\0\0\r\n\r\n",
-        b"GET\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
-        (HEAD + "Transfer-Encoding: chunked\r\n\r\nxyz\r\n").encode(),
         (HEAD + "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n").encode(),
         (HEAD + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n").encode(),
         (HEAD + "Content-Length: 99999999999999999999999\r\n\r\n{}").encode(),
@@ -175,16 +179,6 @@ def test_garbage_is_refused_alone_and_behind_a_request(served: Served, garbage: 
 
 def _no_failure(answer: bytes) -> bool:
     return not any(line.startswith(b"HTTP/1.1 5") for line in answer.split(b"\r\n"))
-
-
-def test_many_requests_at_once_on_one_connection_are_answered_in_order(served: Served) -> None:
-    ask = b"GET /version HTTP/1.1\r\nHost: x\r\nX-Request-Id: %d\r\n\r\n"
-    last = b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    with connect(served.url) as client:
-        client.sendall(b"".join(ask % number for number in range(50)) + last)
-        answers = read_all(client).lower()
-    ids = [answers.find(b"x-request-id: %d\r" % number) for number in range(50)]
-    assert ids == sorted(ids) and ids[0] > 0
 
 
 @pytest.mark.parametrize("announced", [True, False])
@@ -235,17 +229,3 @@ def test_a_stream_that_is_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) ->
 
     asyncio.run(scenario())
     assert closed
-
-
-def test_each_app_has_its_own_body_timeout(served: Served) -> None:
-    with serve(served.service, ApiSettings(body_timeout_s=30)) as url:
-        body = json.dumps({"prompt": "abc", "max_tokens": 2})
-
-        def slowly() -> Iterator[bytes]:
-            yield body[:5].encode()
-            time.sleep(0.7)
-            yield body[5:].encode()
-
-        headers = {"Content-Type": "application/json"}
-        assert httpx2.post(url + PATH, content=slowly(), headers=headers).status_code == 200
-        assert httpx2.post(served.url + PATH, content=slowly(), headers=headers).status_code == 408

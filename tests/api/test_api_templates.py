@@ -3,19 +3,15 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.templates import Templates
-from diffray.cluster.cli import main as cli
 from tests.helpers.byte_tokenizer import byte_tokenizer
 from tests.helpers.recorder import Recorder
-from tests.helpers.tiny import tiny_checkpoint
 
 CALLS = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>"
@@ -77,57 +73,46 @@ def test_a_template_s_own_errors_are_passed_on(templates: Templates) -> None:
             rendered(templates, template)
 
 
-class TestChats:
-    """Over a service, and equal to what transformers makes of them."""
-
-    TOOLS: list[Any] = [{"type": "function", "function": {"name": "add"}}]  # noqa: RUF012
-    HISTORY: list[dict[str, Any]] = [  # noqa: RUF012
-        {"role": "user", "content": "1?"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {
-                    "type": "function",
-                    "id": "c",
-                    "function": {"name": "add", "arguments": '{"a": 1}'},
-                }
-            ],
-        },
-        {"role": "tool", "content": "2", "tool_call_id": "c"},
-    ]
-
-    def service(self, template: str) -> Service:
-        tokenizer = byte_tokenizer()
-        tokenizer.fast.chat_template = template
-        return Service(Recorder(), tokenizer, ["some"])
-
-    def test_tools_and_their_history_reach_the_template(self) -> None:
-        serving = self.service(CALLS)
-        assert serving.tokenizer is not None
-        body = {"messages": self.HISTORY, "tools": self.TOOLS, "return_token_ids": True}
-        made = asyncio.run(serving.chat(body | {"tool_choice": "none"}))
-        text = serving.tokenizer.decode(made["prompt_token_ids"], skip_special_tokens=False)
-        assert text.endswith("<user>1?<assistant>add(1)<tool>2")
-        history = [dict(each) for each in self.HISTORY]
-        history[1] |= {
-            "content": "",
-            "tool_calls": [{"id": "c", "function": {"name": "add", "arguments": {"a": 1}}}],
-        }
-        fast = serving.tokenizer.fast
-        assert text == fast.apply_chat_template(history, tools=self.TOOLS, tokenize=False)
-        serving.close()
-
-    def test_a_template_that_is_wrong_is_one_sentence(self) -> None:
-        serving = self.service("{% for m in messages %}")
-        with pytest.raises(ApiError, match=r"the chat template refuses this: .*line 1") as refused:
-            asyncio.run(serving.chat({"messages": self.HISTORY[:1]}))
-        assert refused.value.status == 400
-        serving.close()
+# Over a service, and equal to what transformers makes of them.
+CALL: dict[str, Any] = {"name": "add", "arguments": '{"a": 1}'}
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "add"}}]
+HISTORY: list[dict[str, Any]] = [
+    {"role": "user", "content": "1?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"type": "function", "id": "c", "function": CALL}],
+    },
+    {"role": "tool", "content": "2", "tool_call_id": "c"},
+]
 
 
-def test_the_command_line_says_it_in_one_sentence(tmp_path: Path) -> None:
-    model = tiny_checkpoint(tmp_path / "model", chat_template="{% for m in messages %}")
-    result = CliRunner().invoke(cli.app, ["generate", "hi", "--model", model])
-    assert result.exit_code == 1
-    assert result.stderr.count("\n") == 1 and "chat template refuses this" in result.stderr
+def service(template: str) -> Service:
+    tokenizer = byte_tokenizer()
+    tokenizer.fast.chat_template = template
+    return Service(Recorder(), tokenizer, ["some"])
+
+
+def test_tools_and_their_history_reach_the_template() -> None:
+    serving = service(CALLS)
+    assert serving.tokenizer is not None
+    body = {"messages": HISTORY, "tools": TOOLS, "return_token_ids": True}
+    made = asyncio.run(serving.chat(body | {"tool_choice": "none"}))
+    text = serving.tokenizer.decode(made["prompt_token_ids"], skip_special_tokens=False)
+    assert text.endswith("<user>1?<assistant>add(1)<tool>2")
+    history = [dict(each) for each in HISTORY]
+    history[1] |= {
+        "content": "",
+        "tool_calls": [{"id": "c", "function": {"name": "add", "arguments": {"a": 1}}}],
+    }
+    fast = serving.tokenizer.fast
+    assert text == fast.apply_chat_template(history, tools=TOOLS, tokenize=False)
+    serving.close()
+
+
+def test_a_template_that_is_wrong_is_one_sentence() -> None:
+    serving = service("{% for m in messages %}")
+    with pytest.raises(ApiError, match=r"the chat template refuses this: .*line 1") as refused:
+        asyncio.run(serving.chat({"messages": HISTORY[:1]}))
+    assert refused.value.status == 400
+    serving.close()

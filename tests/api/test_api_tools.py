@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from diffray import DiffusionLLM
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.tool_calls import CallParser
-from diffray.cluster.control.local import LocalEngine
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.tool_calls import NO_ARGUMENTS, OPEN, ToolCalls
 from tests.helpers.byte_tokenizer import TOKENIZER
@@ -36,24 +34,17 @@ CHAT: dict[str, Any] = {
 NOW = {"type": "function", "function": {"name": "now"}}
 
 
-def asked(*bodies: dict[str, Any]) -> list[dict[str, Any]]:
+def asked(service: Service, *bodies: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the choices of the answers to some chats."""
-    llm = DiffusionLLM("demo", dtype="float32")
 
     async def ask() -> list[dict[str, Any]]:
-        with LocalEngine(llm.engine) as engine:
-            service = Service(engine, llm.tokenizer, ["demo"])
-            try:
-                answers = [await service.chat(CHAT | body) for body in bodies]
-                return [choice for answer in answers for choice in answer["choices"]]
-            finally:
-                service.close()
+        answers = [await service.chat(CHAT | body) for body in bodies]
+        return [choice for answer in answers for choice in answer["choices"]]
 
     return asyncio.run(ask())
 
 
-def test_calls_are_made_as_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_calls_are_made_as_asked(demo: Service) -> None:
     bodies: list[dict[str, Any]] = [
         {"tool_choice": "required"},
         {"tool_choice": "required", "temperature": 1, "seed": 1, "n": 2},
@@ -61,7 +52,7 @@ def test_calls_are_made_as_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
         {"tool_choice": "none"},
         {},
     ]
-    required, *drawn, named, none, auto = asked(*bodies)
+    required, *drawn, named, none, auto = asked(demo, *bodies)
     for choice in (required, *drawn):
         assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
         for call in choice["message"]["tool_calls"]:
@@ -80,21 +71,16 @@ def test_calls_are_made_as_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
         assert choice["message"]["content"]
 
 
-def test_a_stream_has_the_same_calls() -> None:
-    llm = DiffusionLLM("demo", dtype="float32")
+async def both(service: Service, body: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """Return the choice of a whole answer, and the pieces of its stream."""
+    whole = await service.chat(body)
+    chunks = [each async for each in service.stream_chat(body | {"stream": True})]
+    return whole["choices"][0], [each["choices"][0] for each in chunks]
+
+
+def test_a_stream_has_the_same_calls(demo: Service) -> None:
     body = CHAT | {"tool_choice": "required", "diffusion": {"block_length": 16}}
-
-    async def ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        with LocalEngine(llm.engine) as engine:
-            service = Service(engine, llm.tokenizer, ["demo"])
-            try:
-                whole = await service.chat(body)
-                chunks = [each async for each in service.stream_chat(body | {"stream": True})]
-                return whole["choices"][0], [each["choices"][0] for each in chunks]
-            finally:
-                service.close()
-
-    whole, pieces = asyncio.run(ask())
+    whole, pieces = asyncio.run(both(demo, body))
     assert pieces[-1]["finish_reason"] == "tool_calls"
     calls: dict[int, dict[str, str]] = {}
     for piece in pieces:
@@ -132,16 +118,9 @@ def test_a_model_that_may_call_does(
     count: int,
 ) -> None:
     """Whole and in a stream; the engine is asked for texts that may have a call or none."""
-    body = CHAT | GREETING | choice
-
-    async def ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        whole = await service.chat(body)
-        chunks = [each async for each in service.stream_chat(body | {"stream": True})]
-        return whole["choices"][0], [each["choices"][0] for each in chunks]
-
     engine, service = recorded
     engine.ids = TOKENIZER.encode(said)
-    whole, pieces = asyncio.run(ask())
+    whole, pieces = asyncio.run(both(service, CHAT | GREETING | choice))
     reason = "tool_calls" if count else "stop"
     assert whole["finish_reason"] == pieces[-1]["finish_reason"] == reason
     assert whole["message"]["content"] == content
@@ -169,13 +148,14 @@ def test_a_model_that_may_call_does(
         ({"tools": TOOLS + TOOLS[:1]}, "tools", "two tools have the same name"),
         ({"tool_choice": {"function": {"name": "later"}}}, "tool_choice", "no tool .* 'later'"),
         ({"response_format": {"type": "json_object"}}, "response_format", "exclude each other"),
-        ({"tools": [{"type": "function"}]}, "tools", "Field required"),
         ({"tool_choice": "required", "max_tokens": 4}, "max_tokens", "shortest text takes"),
     ],
 )
-def test_what_does_not_fit_is_refused(body: dict[str, Any], field: str, words: str) -> None:
+def test_what_does_not_fit_is_refused(
+    demo: Service, body: dict[str, Any], field: str, words: str
+) -> None:
     with pytest.raises(ApiError, match=words) as refused:
-        asked(body)
+        asked(demo, body)
     assert refused.value.status == 400
     assert str(refused.value.param).startswith(field)
 

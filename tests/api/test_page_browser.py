@@ -144,8 +144,11 @@ def test_the_forwards_are_paused_and_scrubbed(browser: Browser) -> None:
     browser.press("ArrowLeft")
     assert browser.evaluate(FINAL) == finals[1]
     assert browser.text("#player output").startswith("2 / ")
+    browser.click("[name=prompt]")
+    browser.type("half a question")
     browser.click("#clear")
     assert browser.text("#player output") == "0 / 0"
+    assert browser.evaluate("document.querySelector('[name=prompt]').value") == ""
 
 
 def test_nothing_moves_while_tokens_appear(browser: Browser) -> None:
@@ -260,22 +263,6 @@ def test_a_pane_says_what_is_to_come_and_how_its_answer_was_made(browser: Browse
     assert "decoder credit" in browser.text("[data-part=summary]")
     browser.click("#compare")
     assert browser.evaluate(names) == ["Policy:"]
-
-
-def test_a_new_chat_begins_with_nothing_typed(browser: Browser) -> None:
-    browser.click("[name=prompt]")
-    browser.type("half a question")
-    browser.click("#clear")
-    assert browser.evaluate("document.querySelector('[name=prompt]').value") == ""
-
-
-def test_an_empty_answer_is_called_so(browser: Browser) -> None:
-    browser.choose("[name=pace]", "0")
-    intercept(browser, stop=["d", "def"], max_tokens=32)
-    ask(browser, PROMPT)
-    browser.wait(COMPLETE)
-    browser.wait("document.querySelector('.answer').textContent === '(empty answer)'")
-    assert browser.text("[data-part=said]") == "Answer: (empty answer)"
 
 
 def test_a_gap_is_marked_and_filled(browser: Browser) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.batch_backends import endpoint_answers, engine_answers
 from diffray.cluster.cli.batch_run import Answer, Progress, Reply, Summary, pause, run_batch
 from diffray.cluster.cli.endpoint import Endpoint
@@ -64,12 +65,6 @@ def through(
 
 
 class TestEndpoint:
-    def test_a_model_that_is_given_is_asked(self, tmp_path: Path) -> None:
-        source = write(tmp_path / "in", request("a", say=1), request("b", say=2, model="other"))
-        with fake_endpoint(echo) as server:
-            run_batch(source, tmp_path / "out", through(server.url, model="mine"))
-        assert [asked.body["model"] for asked in server.asked] == ["mine", "mine"]
-
     def test_every_line_is_answered(self, tmp_path: Path) -> None:
         lines = [request(f"r{n}", [CHAT, COMPLETIONS][n % 2], say=n) for n in range(20)]
         source, target = write(tmp_path / "in", *lines, "", "  "), tmp_path / "out"
@@ -87,10 +82,11 @@ class TestEndpoint:
         assert "20 requests: 20 answered, 0 failed; 40 tokens" in str(summary)
 
     def test_address_may_end_in_v1_and_have_a_path(self, tmp_path: Path) -> None:
-        source = write(tmp_path / "in", request("a", say=1))
+        source = write(tmp_path / "in", request("a", say=1, model="other"))
         with fake_endpoint(echo) as server:
-            run_batch(source, tmp_path / "out", through(server.url + "/llada/v1/"))
+            run_batch(source, tmp_path / "out", through(server.url + "/llada/v1/", model="mine"))
         assert server.asked[0].path == "/llada" + CHAT
+        assert server.asked[0].body["model"] == "mine", "the one that is given"
 
     def test_no_more_at_once_than_allowed(self, tmp_path: Path) -> None:
         lock, now, most = threading.Lock(), 0, 0
@@ -179,24 +175,19 @@ class TestEndpoint:
             "message": "no answer within 2 s",
         }
 
-    def test_an_unreachable_server_ends_the_batch_in_one_sentence(self, tmp_path: Path) -> None:
-        with fake_endpoint(echo) as gone:
-            pass
-        source, target = write(tmp_path / "in", request("a", say=1)), tmp_path / "out"
-        with pytest.raises(ConnectionError, match=r"nothing answers at http://127\.0"):
-            run_batch(source, target, through(gone.url))
-        assert target.read_text() == ""
-
-    def test_wrong_key_ends_the_batch(self, tmp_path: Path) -> None:
-        source = write(tmp_path / "in", *(request(f"r{n}", say=n) for n in range(9)))
+    def test_a_server_that_is_not_there_or_refuses_the_key_ends_the_batch(
+        self, tmp_path: Path
+    ) -> None:
+        lines = (request(f"r{n}", say=n) for n in range(9))
+        source, target = write(tmp_path / "in", *lines), tmp_path / "out"
         denied = HttpAnswer(401, {"error": {"message": "Incorrect API key."}})
-        with (
-            fake_endpoint(lambda asked: denied) as server,
-            pytest.raises(ConnectionError, match="401: Incorrect API key"),
-        ):
-            run_batch(source, tmp_path / "out", through(server.url), concurrency=1)
-        assert len(server.asked) == 1
-        assert read(tmp_path / "out") == {}
+        with fake_endpoint(lambda asked: denied) as server:
+            with pytest.raises(ConnectionError, match="401: Incorrect API key"):
+                run_batch(source, target, through(server.url), concurrency=1)
+            assert len(server.asked) == 1
+        with pytest.raises(ConnectionError, match=r"nothing answers at http://127\.0"):
+            run_batch(source, target, through(server.url))
+        assert target.read_text() == ""
 
     @pytest.mark.parametrize(
         "address", ["localhost:8000", "http://", "ftp://a", "http://a/?b", "http://a:b"]
@@ -249,11 +240,6 @@ class TestFiles:
             assert word in said
         assert not (tmp_path / "out").exists()
 
-    def test_many_mistakes_are_counted(self, tmp_path: Path) -> None:
-        source = write(tmp_path / "in", *["{}"] * 9)
-        with pytest.raises(ValueError, match=r"line 5: .*; and 4 more$"):
-            run_batch(source, tmp_path / "out", nobody())
-
     def test_files_that_cannot_be(self, tmp_path: Path) -> None:
         empty = write(tmp_path / "empty")
         with pytest.raises(ValueError, match="has no requests"):
@@ -268,6 +254,9 @@ class TestFiles:
             run_batch(source, write(tmp_path / "text", "{}"), nobody())
         with pytest.raises(ValueError, match="concurrency"):
             run_batch(source, tmp_path / "out", nobody(), concurrency=0)
+        ranks = engine_answers("demo", EngineConfig(tensor_parallel_size=2))
+        with pytest.raises(ValueError, match="tensor_parallel_size"):
+            run_batch(source, tmp_path / "out", ranks)
 
     def test_goes_on_where_it_stopped(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -316,33 +305,24 @@ class TestFiles:
         assert (pause(3, 0.5), pause(0, 900.0)) == (0.5, 60)
 
 
-class TestProgress:
-    def test_log_lines_without_a_terminal(self) -> None:
-        file = io.StringIO()
-        summary = Summary(3, before=1)
-        progress = Progress(summary, file, log_seconds=0)
-        summary.answered += 1
+def test_progress_is_logged_and_the_summary_tells_what_is_left() -> None:
+    file, summary = io.StringIO(), Summary(4, before=1)
+    Progress(summary, file).show()
+    assert file.getvalue() == "", "quick batches say nothing"
+    progress = Progress(summary, file, log_seconds=0)
+    for name in ("answered", "failed"):
+        setattr(summary, name, 1)
         progress.show()
-        summary.failed += 1
-        progress.show()
-        assert file.getvalue() == "2 of 3 done, 0 failed\n3 of 3 done, 1 failed\n"
-
-    def test_quick_batches_say_nothing(self) -> None:
-        file = io.StringIO()
-        Progress(Summary(3, answered=1), file).show()
-        assert file.getvalue() == ""
-
-    def test_summary_tells_what_is_left(self) -> None:
-        said = str(Summary(requests=5, answered=2, failed=1, tokens=10, seconds=2.0))
-        assert said == (
-            "5 requests: 2 answered, 1 failed, 2 left (run again to continue); "
-            "10 tokens, 5.0 tokens/s (2.0 s)"
-        )
+    assert file.getvalue() == "2 of 4 done, 0 failed\n3 of 4 done, 1 failed\n"
+    summary.tokens, summary.seconds = 10, 2.0
+    for words in ("1 answered, 1 failed", "1 left", "10 tokens, 5.0 tokens/s"):
+        assert words in str(summary)
 
 
 INTERRUPTED = """
 import sys
 from pathlib import Path
+from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.batch_backends import endpoint_answers
 from diffray.cluster.cli.batch_run import run_batch
 from diffray.cluster.cli.endpoint import Endpoint
@@ -379,8 +359,6 @@ def test_ctrl_c_keeps_what_is_there(tmp_path: Path) -> None:
 @pytest.mark.slow
 class TestOwnEngine:
     def test_answers_are_the_engines(self, tmp_path: Path) -> None:
-        from diffray import DiffusionLLM, SamplingParams
-
         question = [{"role": "user", "content": "Tom buys 3 pens for 4 dollars each. How much?"}]
         options: dict[str, Any] = {"temperature": 0, "max_tokens": 32}
         source = write(
@@ -404,49 +382,3 @@ class TestOwnEngine:
         assert summary.tokens == chat.completion_tokens + text.completion_tokens
         assert answers["other"]["status_code"] == 404
         assert "context length" in answers["long"]["body"]["error"]["message"]
-
-    def test_a_record_s_fields_are_decided_on_a_pinned_canvas(self, tmp_path: Path) -> None:
-        from diffray import DiffusionLLM
-
-        schema = {
-            "type": "object",
-            "properties": {
-                "job": {"enum": ["nurse", "driver", "pilot"]},
-                "age": {"type": "integer", "minimum": 18, "maximum": 99},
-            },
-        }
-        instruction = "Give job and age as JSON:"
-        records = ["Tom, 53, is a driver from Tokyo.", "Anna, 31, is a nurse from Rome."]
-        form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
-        lines = [
-            request(
-                f"r{number}",
-                messages=[{"role": "user", "content": f"{instruction} {record}"}],
-                response_format=form,
-                logprobs=True,
-                temperature=0,
-                diffusion={"canvas": "pinned"},
-            )
-            for number, record in enumerate(records)
-        ]
-        source = write(tmp_path / "in", *lines)
-        config = EngineConfig(device="cpu", dtype="float64")
-        summary = run_batch(source, tmp_path / "out", engine_answers("demo", config))
-        assert (summary.answered, summary.failed) == (2, 0)
-        answers = read(tmp_path / "out")
-        with DiffusionLLM("demo", device="cpu", dtype="float64") as llm:
-            expected = llm.decide(records, {"json": schema}, instruction, use_tqdm=False)
-        for number, output in enumerate(expected):
-            body = answers[f"r{number}"]["response"]["body"]
-            (choice,), own = body["choices"], output.outputs[0]
-            assert choice["message"]["content"] == own.text
-            assert json.loads(own.text)["job"] == ["driver", "nurse"][number]
-            assert own.fields is not None and choice["fields"].keys() == own.fields.keys()
-            assert choice["fields"]["job"]["options"] == pytest.approx(own.fields["job"].options)
-            assert body["diffusion"]["forwards"] == output.forwards <= 3
-
-    def test_one_process_has_one_rank(self, tmp_path: Path) -> None:
-        source = write(tmp_path / "in", request("a"))
-        answering = engine_answers("demo", EngineConfig(tensor_parallel_size=2))
-        with pytest.raises(ValueError, match="tensor_parallel_size"):
-            run_batch(source, tmp_path / "out", answering)

@@ -7,11 +7,12 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from benchmarks.random_checkpoint import Shape, config_of
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.bench import roofline
+from diffray.cluster.cli.bench import offline, roofline
 from diffray.cluster.cli.bench.counters import between, parse
-from diffray.cluster.cli.bench.datasets import BUNDLED, read_rows
-from diffray.cluster.cli.bench.offline import counted, timed
+from diffray.cluster.cli.bench.datasets import BUNDLED, Data, read_rows, tasks
+from diffray.cluster.cli.bench.offline import counted, look_at, timed
 from diffray.cluster.cli.bench.phases import CACHE, DECODE, HOST, MODEL, phases_of
 from diffray.cluster.cli.bench.results import percentile
 from diffray.cluster.cli.bench.roofline import Reads, memory_bandwidth, reads_of
@@ -31,6 +32,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny_checkpoint(tmp_path_factory.mktemp("bench") / "model", "llada_moe")
 
 
+@pytest.fixture(scope="module")
+def llm(tiny: str) -> DiffusionLLM:
+    return DiffusionLLM(tiny)
+
+
 @pytest.fixture(autouse=True)
 def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(roofline.ARRAY, "cpu", 1 << 20)
@@ -48,11 +54,12 @@ class TestPercentiles:
         assert percentile([1, 2], 100) == 2
         assert percentile([], 50) == 0
 
-    def test_lists_are_checked(self) -> None:
-        assert counts("1,8,64", "--batch-size", high=64) == [1, 8, 64]
-        for wrong in ("0", "65", "a", "1.5", ""):
-            with pytest.raises(ValueError, match="--batch-size"):
-                counts(wrong, "--batch-size", high=64)
+
+@pytest.mark.parametrize("wrong", ["0", "65", "a", "1.5", "", "1,inf"])
+def test_lists_are_checked(wrong: str) -> None:
+    assert counts("1,8,64", "--batch-size", high=64) == [1, 8, 64]
+    with pytest.raises(ValueError, match="--batch-size"):
+        counts(wrong, "--batch-size", high=64)
 
 
 class TestPrompts:
@@ -70,17 +77,9 @@ class TestPrompts:
         assert (first.task, first.max_tokens, second.task) == ("x", 7, "custom")
         share = tmp_path / "share.json"
         said = [{"value": "hi"}, {"value": "ho"}]
-        share.write_text(json.dumps([{"conversations": said}, {"conversations": said[:1]}]))
+        lines = ["no", {}, {"conversations": said}, {"conversations": said[:1]}]
+        share.write_text(json.dumps(lines))
         assert [ask.prompt for ask in read_rows("sharegpt", share, 10)] == ["hi"]
-
-    def test_mistakes_say_where(self, tmp_path: Path) -> None:
-        own = tmp_path / "own.jsonl"
-        own.write_text('{"prompt": "a"}\n{"text": "b"}\n')
-        with pytest.raises(ValueError, match="line 2"):
-            read_rows("custom", own, 10)
-        for name, path in (("custom", None), ("mmlu", None)):
-            with pytest.raises(ValueError, match=r"--dataset|data set"):
-                read_rows(name, path, 10)
 
 
 class TestPhases:
@@ -263,3 +262,98 @@ class TestOffline:
         )
         assert result.exit_code == 0, result.output
         assert json.loads((tmp_path / "o.json").read_text())["runs"][0]["tokens"] == 5
+
+
+# What is refused before the first run, and parts of the one sentence; OWN is a wrong file.
+MISTAKES = [
+    ("throughput --dataset-name demo,custom --dataset-path OWN", "line 2 | 'prompt'"),
+    ("throughput --dataset-name custom", "--dataset"),
+    ("throughput --dataset-name mmlu", "data set"),
+    ("throughput --dataset-name demo --dataset-path OWN", "leave out --dataset-path"),
+    ("throughput --dataset-name random,gsm8k --dataset-path OWN", "leave out --dataset-path"),
+    ("throughput --dataset-name demo,gsm8k --random-prefix-len 5", "out --random-prefix-len"),
+    ("latency --report OWN/away/x", "--report | there is no folder"),
+    ("throughput --output-json OWN/away/x", "--output-json | there is no folder"),
+    ("throughput --report /tmp", "--report | is a folder"),
+    ("latency --output-json /tmp", "--output-json | is a folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES)
+def test_a_mistake_is_one_sentence(arguments: str, words: str, tiny: str, tmp_path: Path) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    command, *flags = arguments.replace("OWN", str(own)).split()
+    result = bench(command, "--model", tiny, *flags)
+    assert result.exit_code == 1, result.output
+    (line,) = result.stderr.splitlines()
+    assert [part for part in words.split(" | ") if part not in line] == [], line
+
+
+def test_random_prompts_may_begin_alike_and_ignore_ends_unless_told(llm: DiffusionLLM) -> None:
+    data = Data(num_prompts=3, input_len=4, random_prefix_len=6)
+    for params, ignores in ((SamplingParams(), True), (SamplingParams(ignore_eos=False), False)):
+        prompts, wishes = tasks(llm, data, [("random", [])], params)["random"]
+        assert [wish.ignore_eos for wish in wishes] == [ignores] * 3
+        assert [len(prompt) for prompt in prompts] == [10] * 3
+        assert len({tuple(prompt[:6]) for prompt in prompts}) == 1
+        assert len({tuple(prompt[6:]) for prompt in prompts}) == 3
+
+
+SHORT = "--num-iters 1 --num-iters-warmup 0 --input-len 8 --output-len 4".split()
+
+
+def test_a_report_tells_what_was_not_typed(tiny: str, tmp_path: Path) -> None:
+    page, numbers = tmp_path / "o.html", tmp_path / "o.json"
+    places = "--report", str(page), "--output-json", str(numbers)
+    result = bench("latency", "--model", tiny, "--batch-size", "1", *SHORT, *places)
+    assert result.exit_code == 0, result.output
+    facts = json.loads(numbers.read_text())["facts"]
+    assert facts["block length"] == "32"
+    kinds = [json.loads(facts[part])["kind"] for part in ("decoder", "iteration", "cache")]
+    assert kinds == ["threshold", "blockwise", "dual"]
+    assert facts["requests of a batch"] == "1, prompts of 8 tokens, max_tokens 4"
+    assert facts["requests of a batch"].partition(", ")[2] in page.read_text()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_prompts_come_again_and_are_run_again(tmp_path: Path, shared: bool) -> None:
+    numbers = tmp_path / "o.json"
+    result = bench(
+        *("latency", "--model", "demo-llada2", "--batch-size", "1", "--num-iters", "2"),
+        *("--num-iters-warmup", "0", "--input-len", "200", "--output-len", "4"),
+        *("--output-json", str(numbers), *(["--enable-prefix-caching"] * shared)),
+    )
+    assert result.exit_code == 0, result.output
+    facts = json.loads(numbers.read_text())["facts"]
+    assert facts["prefix caching"] == ("on" if shared else "off")
+
+
+@pytest.mark.parametrize("finished", [0, 1])
+def test_an_interrupt_keeps_finished_batches(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: int
+) -> None:
+    looks = iter(range(9))
+
+    def pressed(*arguments: object) -> object:
+        if next(looks) == finished:
+            raise KeyboardInterrupt
+        return look_at(*arguments)  # type: ignore[arg-type]  # handed on as they come
+
+    monkeypatch.setattr(offline, "look_at", pressed)
+    page, numbers = tmp_path / "o.html", tmp_path / "o.json"
+    places = "--report", str(page), "--output-json", str(numbers)
+    result = bench("latency", "--model", tiny, "--batch-size", "1,2", *SHORT, *places)
+    assert result.exit_code == 130, result.output
+    (line,) = result.stderr.splitlines()
+    assert ("after 1 of 2 runs" if finished else "there are no results") in line
+    assert page.exists() == numbers.exists() == bool(finished)
+    if finished:
+        assert len(json.loads(numbers.read_text())["runs"]) == 1
+        assert "after 1 of 2 runs" in page.read_text()
+
+
+@pytest.mark.parametrize("experts", [2, 4, 8, 12, 16, 64])
+def test_groups_of_random_experts_have_the_two_that_judge_them(experts: int) -> None:
+    groups = config_of("llada2_moe", Shape(experts=experts))["n_group"]
+    assert experts % groups == 0 and experts // groups >= 2

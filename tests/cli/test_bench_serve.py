@@ -13,7 +13,6 @@ from typer.testing import CliRunner, Result
 
 from diffray.cluster.api.service import Service
 from diffray.cluster.cli.bench import guidellm, online
-from diffray.cluster.cli.bench.datasets import Data
 from diffray.cluster.cli.main import app
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
@@ -140,13 +139,6 @@ class TestScenario:
         (body,) = sent(fake)
         assert body["ignore_eos"] == (not typed)
         assert len(body["prompt"].split()) == 5
-
-    def test_random_prompts_may_begin_alike(self, tmp_path: Path) -> None:
-        data = Data(input_len=4, random_prefix_len=6)
-        made = guidellm.write_data(tmp_path, "random", [], data, "demo")
-        (told,) = made["data"]
-        assert (told["prompt_tokens"], told["output_tokens"]) == (4, guidellm.OUTPUT_LEN)
-        assert told["prefix_buckets"] == [{"prefix_count": 1, "prefix_tokens": 6}]
 
     def test_every_run_has_a_seed_of_its_own(
         self, fake: FakeEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

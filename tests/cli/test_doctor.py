@@ -48,19 +48,6 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "ray", lambda: FINE)
 
 
-@pytest.mark.usefixtures("without_ray")
-def test_it_says_what_it_is_waiting_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks, "ports", lambda _: Check("ports", "free"))
-    shown: list[str] = []
-    monkeypatch.setattr(
-        "typer.echo", lambda text, err=False: shown.append(f"{'!' * err}{text.split('  ')[0]}")
-    )
-    run("demo", "--device", "cpu")
-    assert shown[0] == "!Checking this machine, which takes up to a minute ..."
-    assert shown.index("!Starting Ray, as a server does ...") == shown.index("Ray") - 1
-    assert shown.index("CPU") == 1
-
-
 NAMES = ["CPU", "GPU", "kernels", "memory", "shared memory", "open files", "Ray", "ports"]
 
 

@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from diffray.cluster.cli import playback
 from diffray.cluster.cli.playback import Playback
 from diffray.cluster.cli.rows import owners, rows, wrapped
 from tests.helpers.screen import Cell, Screen
@@ -233,18 +232,6 @@ def test_a_terminal_without_the_sign_has_another(monkeypatch: pytest.MonkeyPatch
         shown.finish()
     out.seek(0)
     assert "#" in out.read()
-
-
-def test_a_terminal_that_cannot_move_the_cursor_gets_no_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for term, can in (("xterm", True), ("dumb", False), (None, False)):
-        if term is None:
-            monkeypatch.delenv("TERM")
-        else:
-            monkeypatch.setenv("TERM", term)
-        assert playback.can_play(Screen()) == can
-        assert not playback.can_play(io.StringIO())
 
 
 @pytest.mark.parametrize(

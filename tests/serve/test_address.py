@@ -40,57 +40,36 @@ def test_a_running_serve_says_where_it_listens(asked: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("asked", "host", "words"),
     [
-        ({"port": 8000}, "listens on port 9000 already; give --port 9000, or leave it out"),
-        ({"host": "127.0.0.1"}, "listens on host 0.0.0.0 already; give --host 0.0.0.0, or leave"),
+        ({"port": 8000}, "0.0.0.0", "listens on port 9000 already; give --port 9000"),
+        ({"host": "127.0.0.1"}, "0.0.0.0", "listens on host 0.0.0.0 already; give --host 0.0.0.0"),
+        ({}, None, "has no HTTP proxy"),
     ],
 )
-def test_another_address_than_that_of_a_running_serve_is_refused(
-    asked: dict[str, Any], words: str
+def test_a_running_serve_that_cannot_be_joined_is_refused(
+    asked: dict[str, Any], host: str | None, words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        joined(Server(address="auto", **asked), "0.0.0.0", 9000)
+        joined(Server(address="auto", **asked), host, 9000)
 
 
-def test_a_serve_without_a_proxy_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no HTTP proxy"):
-        joined(Server(address="auto"), None, 8000)
-
-
-def test_the_ready_line_says_who_can_reach_it() -> None:
-    from diffray.cluster.serve.server import ready_line
-
-    config = app_config({"model_loading_config": {"model_id": "demo"}})
-    application = Application("demo", "/demo", config)
-    for host, told in (("127.0.0.1", "/demo/v1 ; try"), ("0.0.0.0", "/v1 (listening on 0.0.0.0)")):
-        assert told in ready_line(application, Server(host=host), "http://127.0.0.1:8000")
-
-
+@pytest.mark.parametrize("source", ["demo", "/some/model"])
 @pytest.mark.parametrize("has_page", [True, False])
-def test_the_ready_line_leads_to_the_page_if_there_is_one(has_page: bool) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_the_ready_line_says_what_there_is(source: str, has_page: bool, host: str) -> None:
     from diffray.cluster.serve.server import ready_line
 
-    given = {"model_loading_config": {"model_id": "demo"}, "api": {"page": has_page}}
-    application = Application("demo", "/demo", app_config(given))
-    line = ready_line(application, Server(), "http://127.0.0.1:8000")
-    assert ("watch it at http://127.0.0.1:8000/demo/\n" in line) == has_page
-    chat = "Chat in another terminal: diffray chat --base-url http://127.0.0.1:8000/demo"
-    assert chat in line.splitlines()
-
-
-def test_the_ready_line_says_what_a_toy_knows_and_three_prompts_to_try() -> None:
-    from diffray.cluster.serve.server import ready_line
-
-    for source, told in (("demo", "mine is a toy that knows"), ("/some/model", None)):
-        loading = {"model_id": "mine", "model_source": source}
-        application = Application("mine", "/", app_config({"model_loading_config": loading}))
-        lines = ready_line(application, Server(), "http://127.0.0.1:8000").splitlines()
-        prompts = [line.strip() for line in lines if line.startswith("  ")]
-        assert prompts == (list(examples(source)) if told else [])
-        assert any(line.startswith(told or "mine is ready") for line in lines)
-        assert lines[-1] == "The manual of its API is at http://127.0.0.1:8000/docs"
-    assert len(examples("demo")) == 3
+    loading, url = {"model_id": "mine", "model_source": source}, "http://127.0.0.1:8000"
+    given = {"model_loading_config": loading, "api": {"page": has_page}}
+    application = Application("mine", "/mine", app_config(given))
+    line = ready_line(application, Server(host=host), url)
+    assert ("(listening on 0.0.0.0)" in line) == (host == "0.0.0.0")
+    assert (f"watch it at {url}/mine/\n" in line) == has_page
+    assert f"Chat in another terminal: diffray chat --base-url {url}/mine" in line.splitlines()
+    prompts = [each.strip() for each in line.splitlines() if each.startswith("  ")]
+    assert prompts == (list(examples(source)) if source == "demo" else [])
+    assert ("mine is a toy that knows" in line) == (source == "demo")
 
 
 def test_usage_shows_what_a_newcomer_reads_first() -> None:

@@ -17,36 +17,38 @@ def config(device: str = "cuda", **parts: Any) -> AppConfig:
     )
 
 
+TWO = {"tensor_parallel_size": 2}
+HALF = {"GPU": 0.5, "CPU": 4}
+LISTED: list[dict[str, float]] = [{"GPU": 1, "node_a": 1}, {"GPU": 1}]
+
+
 class TestPlacement:
     def test_one_bundle_for_the_replica_and_one_for_each_rank(self) -> None:
         four = config(engine_kwargs={"tensor_parallel_size": 4})
         assert placement_bundles(four) == [{"CPU": 1}] + [{"GPU": 1, "CPU": 1}] * 4
         assert resources(four, replicas=2) == {"GPU": 8, "CPU": 10}
 
-    def test_ranks_on_the_cpu_take_their_threads(self) -> None:
-        wish = config("cpu", engine_kwargs={"tensor_parallel_size": 2, "cpu_threads": 3})
-        assert placement_bundles(wish) == [{"CPU": 1}, {"CPU": 3}, {"CPU": 3}]
-        assert placement_bundles(config("cpu"))[1] == {"CPU": 1}
-
-    def test_accelerator_is_asked_for_by_ranks_alone(self) -> None:
-        first, rank = placement_bundles(config(accelerator_type="H100"))
-        assert first == {"CPU": 1}
-        assert rank == {"GPU": 1, "CPU": 1, "accelerator_type:H100": 0.001}
-
-    def test_bundles_can_be_given(self) -> None:
-        ranks = {"tensor_parallel_size": 2}
-        each = {"bundle_per_worker": {"GPU": 0.5, "CPU": 4}}
-        assert placement_bundles(config(engine_kwargs=ranks, placement_group_config=each)) == [
-            {"CPU": 1},
-            {"GPU": 0.5, "CPU": 4},
-            {"GPU": 0.5, "CPU": 4},
-        ]
-        listed = {"bundles": [{"GPU": 1, "node_a": 1}, {"GPU": 1}]}
-        assert placement_bundles(config(engine_kwargs=ranks, placement_group_config=listed)) == [
-            {"CPU": 1},
-            {"GPU": 1, "node_a": 1},
-            {"GPU": 1},
-        ]
+    @pytest.mark.parametrize(
+        ("wish", "ranks"),
+        [
+            (config("cpu"), [{"CPU": 1}]),
+            (config("cpu", engine_kwargs=TWO | {"cpu_threads": 3}), [{"CPU": 3}] * 2),
+            (
+                config(accelerator_type="H100"),
+                [{"GPU": 1, "CPU": 1, "accelerator_type:H100": 0.001}],
+            ),
+            (
+                config(engine_kwargs=TWO, placement_group_config={"bundle_per_worker": HALF}),
+                [HALF, HALF],
+            ),
+            (
+                config(engine_kwargs=TWO, placement_group_config={"bundles": LISTED}),
+                LISTED,
+            ),
+        ],
+    )
+    def test_the_bundles_of_ranks(self, wish: AppConfig, ranks: list[dict[str, float]]) -> None:
+        assert placement_bundles(wish) == [{"CPU": 1}, *ranks]
 
     @pytest.mark.parametrize(
         ("device", "bundle", "words"),
@@ -170,41 +172,33 @@ class Situation:
     capacity_adjusted_max_replicas: int = 5
 
 
-class TestPolicy:
-    def wanted(self, situation: Situation) -> int:
-        context: Any = situation
-        replicas, state = OngoingTokensPolicy(target_ongoing_tokens=100)(context)
-        assert state == {}
-        return replicas
+def reported(*tokens: float) -> dict[str, dict[str, float]]:
+    return {ONGOING_TOKENS: {str(replica): each for replica, each in enumerate(tokens)}}
 
-    @pytest.mark.parametrize(
-        ("tokens", "replicas"),
-        [(0, 1), (100, 1), (100.00000001, 1), (101, 2), (250, 3), (10_000, 5)],
-    )
-    def test_one_replica_for_each_target_within_bounds(self, tokens: float, replicas: int) -> None:
-        halves = {"a": tokens / 2, "b": tokens / 2}
-        assert self.wanted(Situation({ONGOING_TOKENS: halves})) == replicas
 
-    def test_holds_until_a_replica_reports(self) -> None:
-        silent: list[dict[str, dict[str, float]] | None] = [None, {}, {ONGOING_TOKENS: {}}]
-        for metrics in silent:
-            assert self.wanted(Situation(metrics, target_num_replicas=4)) == 4
+def bounded(tokens: float, low: int, high: int) -> Situation:
+    bounds: Any = {"capacity_adjusted_min_replicas": low, "capacity_adjusted_max_replicas": high}
+    return Situation(reported(tokens), **bounds)
 
-    def test_requests_no_replica_has_taken_count_as_much_as_others(self) -> None:
-        waiting = Situation(
-            {ONGOING_TOKENS: {"a": 100}}, total_running_requests=4, total_queued_requests=8
-        )
-        assert self.wanted(waiting) == 3
 
-    def test_may_reach_zero(self) -> None:
-        idle = Situation({ONGOING_TOKENS: {"a": 0}}, capacity_adjusted_min_replicas=0)
-        assert self.wanted(idle) == 0
+def waiting(tokens: float, running: float, queued: float) -> Situation:
+    counts: Any = {"total_running_requests": running, "total_queued_requests": queued}
+    return Situation(reported(tokens), **counts)
 
-    def test_bounds_win(self) -> None:
-        for tokens, replicas in ((1e9, 3), (0.0, 2)):
-            bounds = Situation(
-                {ONGOING_TOKENS: {"a": tokens}},
-                capacity_adjusted_min_replicas=2,
-                capacity_adjusted_max_replicas=3,
-            )
-            assert self.wanted(bounds) == replicas
+
+EXPECTED = [(0, 1), (100, 1), (100.00000001, 1), (101, 2), (250, 3), (10_000, 5)]
+
+
+@pytest.mark.parametrize(
+    ("situation", "replicas"),
+    [
+        *((Situation(reported(each / 2, each / 2)), replicas) for each, replicas in EXPECTED),
+        *((Situation(none, target_num_replicas=4), 4) for none in (None, {}, reported())),
+        (waiting(100, 4, 8), 3),  # requests that no replica has taken count as much as others
+        (bounded(0, 0, 5), 0),
+        (bounded(1e9, 2, 3), 3),
+        (bounded(0, 2, 3), 2),
+    ],
+)
+def test_one_replica_for_each_target_within_bounds(situation: Any, replicas: int) -> None:
+    assert OngoingTokensPolicy(target_ongoing_tokens=100)(situation) == (replicas, {})

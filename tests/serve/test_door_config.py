@@ -53,6 +53,7 @@ def test_it_follows_from_the_models() -> None:
     assert (config.api, config.api_key_env) == (ApiSettings.model_validate(api), "KEYS")
     assert config.api_settings({"KEYS": "a"}).api_keys == (key_digest("a"),)
     assert door_of(model("a"), model("b")).config.num_replicas == 1
+    assert described(model("a")).door is None
 
 
 def test_what_is_given_wins() -> None:
@@ -66,10 +67,6 @@ def test_what_is_given_wins() -> None:
     assert door.route_prefix == "/all"
     assert (door.config.num_replicas, door.config.api_key_env) == (4, "KEYS")
     assert door.config.api == ApiSettings()
-
-
-def test_one_model_has_none() -> None:
-    assert described(model("a")).door is None
 
 
 @pytest.mark.parametrize(
@@ -110,12 +107,6 @@ def test_a_door_that_is_not_a_mapping_is_refused() -> None:
         applications({"llm_configs": [model("a"), model("b")], "door": 3}, "x")
 
 
-@pytest.mark.parametrize("given", [model("a"), {"llm_configs": [model("a")]}])
-def test_one_model_takes_no_door(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="x: a door is for several models, and this is one"):
-        applications({**given, "door": {"max_ongoing_requests": 5}}, "x")
-
-
 def test_models_on_the_command_line_share_their_options(tmp_path: Path) -> None:
     typed = ["serve", "demo", "demo-llada2", "--api-key", "a", "--replicas", "2"]
     shown = CliRunner().invoke(app, [*typed, "--dtype", "float64", "--print-config"])
@@ -131,22 +122,6 @@ def test_models_on_the_command_line_share_their_options(tmp_path: Path) -> None:
     assert config.models == {"demo": "demo", "demo-llada2": "demo-llada2"}
     assert config.num_replicas == 2
     assert config.api_settings({}).api_keys == (key_digest("a"),)
-
-
-@pytest.mark.parametrize(
-    ("typed", "words"),
-    [
-        (["demo", "demo"], ("model_id 'demo'", "twice")),
-        (["demo", "demo-llada2", "--served-model-name", "a"], ("--served-model-name", "--config")),
-        (["demo", "demo-llada2", "--model", "demo"], ("twice",)),
-        (["demo", "demo-llada2", "--config", "a.yaml"], ("MODEL has no effect with --config",)),
-    ],
-)
-def test_what_cannot_be_is_refused(typed: list[str], words: tuple[str, ...]) -> None:
-    shown = CliRunner().invoke(app, ["serve", *typed, "--print-config"])
-    assert shown.exit_code == 1 and shown.output.count("\n") == 1, shown.output
-    for word in words:
-        assert word in shown.output
 
 
 def test_written_for_serve_reads_back_the_same(tmp_path: Path) -> None:

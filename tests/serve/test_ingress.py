@@ -29,11 +29,30 @@ async def echo(receive: Receive) -> bytes:
     return body
 
 
+def ask(
+    app: Any, parts: list[bytes], path: str, headers: Any = (), kind: str = "http"
+) -> list[Message]:
+    """Send a request in parts, after which the client is gone; return what the app sends."""
+    sent: list[Message] = []
+    coming = iter(parts)
+
+    async def receive() -> Message:
+        if (part := next(coming, None)) is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": part, "more_body": part is not parts[-1]}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": kind, "method": "POST", "path": path, "headers": list(headers)}
+    asyncio.run(app(scope, receive, send))
+    return sent
+
+
 def sent_by(
     replicas: list[str], gone: bool = False, path: str = "/model/v1"
 ) -> tuple[list[Message], int]:
     """Return what a client gets from replicas that answer, break or are lost, and their number."""
-    sent: list[Message] = []
     calls = iter(replicas)
     count = 0
 
@@ -53,20 +72,7 @@ def sent_by(
         if what == "answers":
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    parts: list[Message] = [
-        {"type": "http.request", "body": part, "more_body": part is not BODY[-1]} for part in BODY
-    ]
-    coming = iter([*parts, {"type": "http.disconnect"}])
-
-    async def receive() -> Message:
-        return next(coming)
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "path": path, "headers": []}
-    asyncio.run(Ingress(proxy)(scope, receive, send))
-    return sent, count
+    return ask(Ingress(proxy), BODY, path), count
 
 
 def event(message: Message) -> Any:
@@ -146,16 +152,7 @@ def answer_of(
     app: Any, path: str = "/", headers: Any = (), kind: str = "http"
 ) -> tuple[int, Any, dict[str, str]]:
     """Return the status, the JSON or text, and the headers of an answer."""
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": b""}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    scope = {"type": kind, "method": "GET", "path": path, "headers": list(headers)}
-    asyncio.run(app(scope, receive, send))
+    sent = ask(app, [b""], path, headers, kind)
     if kind == "websocket":
         assert sent == [{"type": "websocket.close"}]
         return 403, "", {}
@@ -248,17 +245,7 @@ def passed_on(
         found.append((await echo(receive), [v for n, v in scope["headers"] if n == SESSION]))
         await PlainTextResponse("ok")(scope, receive, send)
 
-    coming = iter(parts)
-
-    async def receive() -> Message:
-        part = next(coming)
-        return {"type": "http.request", "body": part, "more_body": part is not parts[-1]}
-
-    async def send(message: Message) -> None:
-        pass
-
-    scope = {"type": "http", "method": "POST", "path": "/v1", "headers": headers}
-    asyncio.run(Ingress(proxy, name)(scope, receive, send))
+    ask(Ingress(proxy, name), parts, "/v1", headers)
     ((body, sessions),) = found
     return body, sessions
 

@@ -15,7 +15,7 @@ from diffray.components.decoders.entropy_bound import EntropyBound
 from diffray.components.decoders.factor import Factor
 from diffray.components.decoders.fixed import Fixed
 from diffray.components.decoders.hierarchy import Hierarchy
-from diffray.components.decoders.lopa import Lopa, branch_confidence, next_best
+from diffray.components.decoders.lopa import Lopa
 from diffray.components.decoders.origin import Origin
 from diffray.components.decoders.schedule import Schedule
 from diffray.components.decoders.sequential import Sequential
@@ -330,23 +330,3 @@ def test_rows_do_not_depend_on_each_other(decoder: Decoder) -> None:
         index = torch.tensor([row])
         alone = decoder.accept(proposal.rows(index), block.rows(index, [row]))
         assert torch.equal(alone[0], together[row])
-
-
-def test_lopa_accepts_above_its_threshold_or_the_best() -> None:
-    assert accepted(Lopa(threshold=0.5), 0.5, 0.7, DECIDED, 0.6) == [1, 3]
-    assert accepted(Lopa(threshold=0.5), 0.5, DECIDED, 0.5, 0.4) == [0]
-
-
-def test_a_branch_is_judged_by_the_mean_at_its_masks() -> None:
-    masked = torch.tensor([[True, True, False], [True, False, False], [False] * 3, [True] * 3])
-    confidence = torch.tensor(
-        [[0.5, -0.5, 0.9], [0.4, 0.9, 0.9], [0.9] * 3, [0.9, 0.9, -torch.inf]]
-    )
-    means = branch_confidence(proposal_of(confidence), masked)
-    assert means.tolist() == pytest.approx([0.25, 0.4, -torch.inf, -torch.inf])
-
-
-def test_branches_take_the_surest_masks_in_order() -> None:
-    masked = torch.tensor([[True, True, False, True, True, True]])
-    order, count = next_best(proposal_of(torch.tensor([[0.2, 0.3, 0.9, 0.3, 0.0, -0.1]])), masked)
-    assert order[0, : int(count)].tolist() == [1, 3, 0]

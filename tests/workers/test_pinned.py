@@ -1,9 +1,6 @@
 """Pinned canvases in the engine: literals stay, slots are filled, and no other answer changes."""
 
-import random
-from collections.abc import Sequence as Items
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
@@ -18,44 +15,18 @@ from tests.helpers.mixed_requests import (
     MIXED,
     MIXED_CAUSAL,
     SHIFTED,
-    alone,
-    mixed_requests,
+    canvas_of,
+    pinned,
+    pinned_requests,
 )
-from tests.helpers.random_canvases import fits, random_canvas
-from tests.helpers.toy import EOS, MASK, VOCAB, ToyModel, prompt_of, run, toy_engine
+from tests.helpers.random_canvases import fits
+from tests.helpers.toy import ToyModel, prompt_of, run, toy_engine
 
 MODELS = [
     pytest.param(BIDIRECTIONAL, MIXED, id="bidirectional"),
     pytest.param(SHIFTED, MIXED, id="shifted"),
     pytest.param(CAUSAL, MIXED_CAUSAL, id="causal"),
 ]
-
-
-@cache
-def grammar(number: int) -> bytes:
-    return random_canvas(random.Random(number), VOCAB, MASK, EOS).to_bytes()
-
-
-def pinned(request: Request, number: int, **diffusion: object) -> Request:
-    """Return the request with a canvas in place of its length."""
-    own = request.params.diffusion.model_dump(exclude_unset=True) | {"canvas": "pinned"}
-    given = request.params.model_dump(exclude={"diffusion"}) | {"ignore_eos": False}
-    data = grammar(number)
-    given |= {"max_tokens": len(Canvas.from_bytes(data).cells), "diffusion": own | diffusion}
-    return replace(request, params=SamplingParams(**given), grammar=data)
-
-
-def pinned_requests(policies: Items[dict[str, object]], seed: int) -> list[Request]:
-    """Return the mixture as far as canvases may shrink in it, some with the canvas as one block."""
-    refused = {"soft", "first_token", "sub_blocks", "edit"}
-    found = []
-    for request in mixed_requests(list(policies)):
-        parts = request.params.diffusion.model_dump()
-        kinds = {part["kind"] for part in (parts["iteration"], parts["decoder"]) if part}
-        if not kinds & refused:
-            whole = {"block_length": None} if (request.uid + seed) % 2 else {}
-            found.append(pinned(request, 100 * seed + request.uid, **whole))
-    return found
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -68,19 +39,6 @@ def test_every_answer_fits_its_canvas_whatever_the_policy(
         found = run(toy_engine(model, num_slots=len(requests)), requests, steps)
         for request in requests:
             assert fits(Canvas.from_bytes(request.grammar), found[request.uid]), (seed, request.uid)
-
-
-@pytest.mark.parametrize(("model", "policies"), MODELS)
-def test_in_a_batch_as_alone_and_the_others_are_unchanged(
-    model: ToyModel, policies: list[dict[str, object]]
-) -> None:
-    plain = [replace(r, uid=100 + r.uid) for r in mixed_requests(policies)]
-    mixed = [*plain, *pinned_requests(policies, seed=1)]
-    random.Random(2).shuffle(mixed)
-    found = run(toy_engine(model, num_slots=len(mixed), num_pages=1000), mixed)
-    assert {each.uid - 100: found.pop(each.uid) for each in plain} == alone(model)
-    for request in pinned_requests(policies, seed=1):
-        assert found[request.uid] == run(toy_engine(model), [request])[request.uid]
 
 
 def whole_answer(model: ToyModel, request: Request) -> Update:
@@ -124,7 +82,7 @@ def test_one_forward_measures_and_one_fills(model: ToyModel) -> None:
     for number in range(40):
         plain = Request(0, prompt_of(5 + number), SamplingParams(diffusion=everything))
         update = whole_answer(model, pinned(plain, number))
-        canvas = Canvas.from_bytes(grammar(number))
+        canvas = Canvas.from_bytes(canvas_of(number))
         exact = all(
             slot.automaton.shortest - 1 == canvas.cells.count(-1 - n)
             for n, slot in enumerate(canvas.slots)
@@ -170,7 +128,7 @@ def test_a_choice_s_options_share_all_probability() -> None:
         for number in range(30):
             plain = Request(0, prompt_of(5), SamplingParams(logprobs=True, max_tokens=90))
             update = whole_answer(model, pinned(plain, number))
-            canvas = Canvas.from_bytes(grammar(number))
+            canvas = Canvas.from_bytes(canvas_of(number))
             assert update.fields.keys() == {slot.path for slot in canvas.slots}
             assert len(update.logprobs) == len(update.ids) == len(update.steps)
             for slot in canvas.slots:
@@ -182,46 +140,9 @@ def test_a_choice_s_options_share_all_probability() -> None:
     assert several > 10
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"max_tokens": 3}, "the pinned canvas has .* max_tokens is 3"),
-        ({"ignore_eos": True}, "ignore_eos does not go with"),
-        ({"diffusion": {"iteration": {"kind": "soft"}}}, "goes with iteration 'blockwise'"),
-        ({"diffusion": {"decoder": {"kind": "edit"}}}, "'edit' replaces tokens"),
-        ({"suffix": (1,)}, "a suffix does not go with"),
-        ({"grammar": b""}, "needs structured outputs"),
-        ({"bad_token_sequences": ((1, 2),)}, "bad_words of several tokens do not go with"),
-        ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size does not go with"),
-        ({"diffusion": {"canvas": "free", "slot_length": 3}}, "slot_length is about"),
-        (
-            {"diffusion": {"canvas": "free", "decoder": "whole_slots"}},
-            "'whole_slots' decides the fields of a pinned canvas; add canvas: 'pinned'",
-        ),
-        ({"bad_token_ids": True}, "stands on the pinned canvas"),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused(change: dict[str, object], message: str) -> None:
-    plain = Request(0, prompt_of(5), SamplingParams())
-    number = next(n for n in range(99) if Canvas.from_bytes(grammar(n)).cells[0] >= 0)
-    request = pinned(plain, number)
-    if change.get("bad_token_ids"):
-        change = {"bad_token_ids": (Canvas.from_bytes(grammar(number)).cells[0],)}
-    if change.keys() <= {"suffix", "grammar"}:
-        request = replace(request, **change)  # type: ignore[arg-type]
-    else:
-        given = request.params.model_dump() | change
-        diffusion = change.get("diffusion", {})
-        assert isinstance(diffusion, dict)
-        given["diffusion"] = {"canvas": "pinned"} | diffusion
-        request = replace(request, params=SamplingParams(**given))
-    with pytest.raises(InvalidField, match=message):
-        toy_engine(BIDIRECTIONAL).add(request)
-
-
 def test_tokens_that_are_not_allowed_are_in_no_slot() -> None:
     for number in range(20):
-        canvas = Canvas.from_bytes(grammar(number))
+        canvas = Canvas.from_bytes(canvas_of(number))
         literals = set(canvas.cells)
         banned = frozenset(token for token in range(0, 60, 3) if token not in literals)
         plain = Request(0, prompt_of(5), SamplingParams(bad_token_ids=sorted(banned)))
@@ -261,7 +182,7 @@ def test_presence_and_frequency_count_values_and_not_literals() -> None:
     """With one slot for one token nothing is written before it, so nothing is taken."""
     alone = 0
     for number in range(60):
-        canvas = Canvas.from_bytes(grammar(number))
+        canvas = Canvas.from_bytes(canvas_of(number))
         if sum(cell < 0 for cell in canvas.cells) != 1:
             continue
         alone += 1

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -406,21 +405,3 @@ def test_choices_of_one_prompt_share_it() -> None:
         (output,) = llm.generate([list(range(1, 100))], params)
     assert [choice.cached_tokens for choice in output.outputs] == [0, 96, 96]
     assert output.cached_tokens == 0
-
-
-def test_every_page_of_a_shared_beginning_holds_what_one_alone_stores() -> None:
-    engine = toy_engine(CountingModel(), chunk=32)
-    for uid in range(2):
-        engine.add(request(uid, LONG))
-    while engine.running[-1:] == [] or any(s.step == 0 for s in engine.running):
-        engine.step()
-    single = toy_engine(CountingModel(), chunk=512)
-    single.add(request(0, LONG))
-    single.step()
-    kept = [(e.kv, e.running[-1].pages_P) for e in (engine, single)]
-    stored = []
-    for kv, pages_P in kept:
-        assert pages_P is not None
-        slots = (pages_P[:, None] * kv.page_size + torch.arange(kv.page_size)).flatten()
-        stored.append(kv.keys_LSGD[:, slots[: 18 * BLOCK]])
-    torch.testing.assert_close(*stored, rtol=1e-12, atol=1e-12)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffray.components.params import SamplingParams
-from diffray.workers.messages import Progress, Request, Resume, Update
+from diffray.workers.messages import Request, Resume, Update
 from tests.helpers.mixed_requests import (
     BIDIRECTIONAL,
     CAUSAL,
@@ -96,57 +96,12 @@ def test_only_the_current_block_is_done_again() -> None:
         assert whole[-1].forwards < found[-1].forwards <= whole[-1].forwards + 8
 
 
-@pytest.mark.long
-def test_preemption_and_resumption_mix() -> None:
-    for model, policies in ((BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)):
-        requests = mixed_requests(policies)
-        engine = toy_engine(model)
-        for request in requests:
-            engine.add(request)
-        found = [u for _ in range(7) for u in engine.step()]
-        for request in requests:
-            engine.preempt(request.uid)
-        found += [u for _ in range(3) for u in engine.step()]
-        for request in requests:
-            mine = [u for u in found if u.uid == request.uid]
-            if mine and mine[-1].finish_reason:
-                continue
-            rest = [replace(request, resume=Resume.after(mine))]
-            both = [*mine, *updates_of(toy_engine(model), rest, 2)]
-            whole = updates_of(toy_engine(model), [request], 2)
-            assert story(both, request.uid) == story(whole, request.uid)
-
-
 def test_nothing_to_resume_is_a_new_request() -> None:
     assert Resume.after([]) == Resume()
     request = mixed_requests(MIXED)[0]
     begun = replace(request, resume=Resume())
     found, plain = (updates_of(toy_engine(BIDIRECTIONAL), [r], 1) for r in (begun, request))
     assert found == plain
-
-
-@pytest.mark.parametrize(
-    ("resume", "message"),
-    [
-        (Resume((1,) * 20), "all tokens were reported"),
-        (Resume((1, EOS)), "the end token was reported"),
-        (Resume((1, EOS, 1)), "do not fit"),
-        (Resume((1,) * 7, Progress(1, 3)), "do not fit"),
-        (Resume((1,) * 9, Progress(2, 9)), "do not fit"),
-        (Resume((1,) * 9, Progress(1, 0)), "do not fit"),
-        (Resume((1,) * 9, Progress(0, 3)), "do not fit"),
-        (Resume((1,) * 9, Progress(-1, 3)), "do not fit"),
-        (Resume((1,) * 19, Progress(9, 9)), "do not fit"),
-        (Resume((1,) * 21), "do not fit"),
-        (Resume((64,)), "not in the vocabulary"),
-    ],
-)
-def test_what_cannot_have_been_is_refused(resume: Resume, message: str) -> None:
-    engine = toy_engine(BIDIRECTIONAL)
-    params = SamplingParams(max_tokens=20, diffusion={"block_length": 8})
-    with pytest.raises(ValueError, match=message):
-        engine.add(Request(0, prompt_of(5), params, resume=resume))
-    assert engine.idle
 
 
 def test_the_story_leaves_out_only_the_work() -> None:

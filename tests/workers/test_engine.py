@@ -19,8 +19,6 @@ from diffray.components.iterations import BlockDiffusion, Blockwise, Iteration, 
 from diffray.components.kv_pool import KVPool
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams, Policy
-from diffray.components.sequence import Sequence
-from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
 from tests.helpers.mixed_requests import (
@@ -147,28 +145,6 @@ def test_what_steps_of_sub_blocks_run() -> None:
     assert sizes_of("exact", 0, 8) == " ".join(["16" + " 8" * 7] * 3)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [CAUSAL, pytest.param(SHIFTED_CAUSAL, marks=pytest.mark.long)],
-    ids=["plain", "shifted"],
-)
-@pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.rotate(4)
-def test_exact_cache_equals_recomputation(decoder: str, model: ToyModel) -> None:
-    def policy(cache: str) -> dict[str, object]:
-        return {"block_length": 16, "decoder": {"kind": decoder}, "cache": {"kind": cache}}
-
-    for length in (5, 16, 45):
-        exact, none = (
-            generate(
-                model, prompt_of(length), max_tokens=34, ignore_eos=True,
-                diffusion=policy(kind),
-            )
-            for kind in ("exact", "none")
-        )  # fmt: skip
-        assert exact == none
-
-
 @pytest.mark.parametrize("chunk", [8, 16, 24])
 def test_chunked_prompt_equals_whole(chunk: int) -> None:
     request = Request(
@@ -190,17 +166,6 @@ def test_denoising_goes_on_while_a_prompt_fills() -> None:
     assert any(update.ids for updates in early for update in updates)
     assert all(update.uid == 0 for updates in early for update in updates)
     assert set(drain(engine)) >= {1}
-
-
-@pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
-@pytest.mark.parametrize("kind", ["prefix", "dual", "vicinity"])
-def test_refresh_at_every_step_equals_no_cache(kind: str, model: ToyModel) -> None:
-    def tokens(cache: dict[str, object]) -> list[int]:
-        diffusion = {"block_length": 10, "cache": cache}
-        return generate(model, prompt_of(20), max_tokens=45, ignore_eos=True, diffusion=diffusion)
-
-    assert tokens({"kind": kind, "refresh": 1}) == tokens({"kind": "none"})
-    assert tokens({"kind": kind}) != tokens({"kind": "none"}), "the test cannot tell them apart"
 
 
 @pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
@@ -370,65 +335,56 @@ def test_a_request_may_fill_the_context_and_take_all_pages() -> None:
         engine.add(Request(0, prompt_of(context - 2), params))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
-    causal=st.booleans(),
+    model=st.sampled_from([BIDIRECTIONAL, SHIFTED, CAUSAL, SHIFTED_CAUSAL]),
     prompt_len=st.integers(1, 70),
+    suffix_len=st.integers(0, 30),
     max_tokens=st.integers(1, 50),
     block_length=st.integers(1, 40),
     steps=st.integers(1, 6),
     page_size=st.integers(1, 19),
-    data=st.data(),
+    decoder=st.sampled_from(DECODERS),
+    kind=st.sampled_from(["prefix", "dual", "vicinity"]),
 )
 def test_any_shape_fills_the_canvas(
-    causal: bool,
+    model: ToyModel,
     prompt_len: int,
+    suffix_len: int,
     max_tokens: int,
     block_length: int,
     steps: int,
     page_size: int,
-    data: st.DataObject,
+    decoder: str,
+    kind: str,
 ) -> None:
     """Lengths and block sizes that divide nothing: all tokens, no masks, same as without cache."""
-    decoder = data.draw(st.sampled_from(DECODERS))
-    diffusion: dict[str, object] = {"block_length": block_length, "decoder": {"kind": decoder}}
-    model = CAUSAL if causal else BIDIRECTIONAL
+    causal = model.spec.block_causal
+    suffix = () if causal else prompt_of(suffix_len, seed=1)
 
     def tokens(engine: Engine, cache: dict[str, object], unroll: int) -> list[int]:
-        params = SamplingParams(
-            max_tokens=max_tokens, ignore_eos=True, diffusion={**diffusion, "cache": cache}
-        )
-        return run(engine, [Request(0, prompt_of(prompt_len), params)], unroll)[0]
+        policy = {"block_length": block_length, "decoder": {"kind": decoder}, "cache": cache}
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, diffusion=policy)
+        return run(engine, [Request(0, prompt_of(prompt_len), params, suffix)], unroll)[0]
 
-    cache: dict[str, object] = {"kind": "exact"} if causal else {"kind": "dual", "refresh": 1}
+    cache: dict[str, object] = {"kind": "exact"} if causal else {"kind": kind, "refresh": 1}
     found = tokens(toy_engine(model, page_size=page_size, num_pages=700), cache, steps)
     assert len(found) == max_tokens
     assert MASK not in found
     assert found == tokens(toy_engine(model), {"kind": "none"}, 1)
 
 
-def test_blocks_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many rounds they take; others' coming and going has them planned anew."""
-    plans: list[list[int]] = []
-    plan = BatchState.__init__
-
-    def noted(blocks: BatchState, sequences: list[Sequence], *others: Any) -> None:
-        plans.append([s.uid for s in sequences])
-        plan(blocks, sequences, *others)
-
-    monkeypatch.setattr(BatchState, "__init__", noted)
-    engine = toy_engine(BIDIRECTIONAL)
-    policy = {"block_length": 8, "decoder": {"kind": "fixed", "steps": 12}}
-    params = SamplingParams(max_tokens=24, ignore_eos=True, diffusion=policy)
-    engine.add(Request(0, prompt_of(5), params))
-    for _ in range(6):
-        engine.step()
-    engine.add(Request(1, prompt_of(5), params))
-    engine.step()
-    engine.cancel(0)
-    while not engine.idle:
-        engine.step()
-    assert plans == [[0], [0], [0, 1], [1], [1], [1]]
+@pytest.mark.parametrize("kind", ["prefix", "dual", "vicinity"])
+def test_caches_that_are_refreshed_seldom_change_tokens(kind: str) -> None:
+    """Else the test above could not tell them from none."""
+    found = [
+        generate(
+            BIDIRECTIONAL, prompt_of(20), max_tokens=45, ignore_eos=True,
+            diffusion={"block_length": 10, "cache": {"kind": each}},
+        )
+        for each in (kind, "none")
+    ]  # fmt: skip
+    assert found[0] != found[1]
 
 
 def test_soft_diffusion_looks_at_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,17 +449,3 @@ def test_soft_requests_wait_for_memory() -> None:
             found[update.uid] += update.ids
         assert len(engine.running) <= 2 and engine.slots.soft.num_rows <= 50
     assert found == expected
-
-
-def test_a_finished_sequence_holds_no_tensors() -> None:
-    engine = toy_engine(ToyModel())
-    diffusion = {"block_length": 8, "decoder": {"kind": "credit"}}
-    params = SamplingParams(max_tokens=16, ignore_eos=True, diffusion=diffusion)
-    sequences = [engine.check(Request(uid, (1, 2, 3), params)) for uid in range(2)]
-    for sequence in sequences:
-        engine.enqueue(sequence)
-    while not engine.idle:
-        engine.step()
-    for sequence in sequences:
-        assert (sequence.memory, sequence.masked_L, sequence.top) == (None, None, None)
-        assert sequence.pages_P is None

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from diffray.components.batch import Batch, Window
 from diffray.components.params import SamplingParams
@@ -69,37 +67,6 @@ def test_guidance_is_llada_s_formula(suffix: tuple[int, ...]) -> None:
         diffusion={"cfg_scale": scale, "decoder": {"kind": "fixed", "steps": 1}},
     )  # fmt: skip
     assert found == combined.argmax(-1).tolist()
-
-
-@settings(max_examples=25)
-@given(
-    prompt_len=st.integers(0, 30),
-    suffix_len=st.integers(1, 30),
-    max_tokens=st.integers(1, 40),
-    block_length=st.integers(1, 40),
-    page_size=st.integers(1, 19),
-    kind=st.sampled_from(["prefix", "dual", "vicinity"]),
-    steps=st.integers(1, 5),
-)
-def test_any_shape_equals_recomputation(
-    prompt_len: int,
-    suffix_len: int,
-    max_tokens: int,
-    block_length: int,
-    page_size: int,
-    kind: str,
-    steps: int,
-) -> None:
-    def tokens(cache: dict[str, object]) -> list[int]:
-        diffusion = {"block_length": block_length, "cache": cache}
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, diffusion=diffusion)
-        request = Request(0, prompt_of(prompt_len), params, prompt_of(suffix_len, seed=1))
-        return run(toy_engine(BIDIRECTIONAL, page_size=page_size), [request], steps)[0]
-
-    found = tokens({"kind": kind, "refresh": 1})
-    assert len(found) == max_tokens
-    assert MASK not in found
-    assert found == tokens({"kind": "none"})
 
 
 def test_end_token_in_the_gap_ends_the_text() -> None:

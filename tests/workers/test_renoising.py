@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.golden import golden, images_of
-from diffray import DiffusionLLM, SamplingParams
-from diffray.components.config import InvalidField
+from diffray import SamplingParams
 from diffray.components.iterations import Renoise
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
@@ -199,34 +198,22 @@ def test_seeds_differ_and_are_repeated() -> None:
         ({"diffusion": {"canvas": "pinned"}}, "'pinned' needs structured outputs"),
         ({"diffusion": {"cache": {"kind": "dual"}}}, "use 'exact' or 'none'"),
         ({"diffusion": {"cache": {"kind": "sub_block"}}}, "use 'exact'"),
+        ({"max_tokens": 16, "grammar": True}, "structured outputs do not go with iteration"),
     ],
 )
 def test_what_does_not_fit_is_refused(params: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        cpu_engine().check(Request(0, (5, 6), SamplingParams(**params)))
-
-
-def test_structured_outputs_are_refused() -> None:
+    params = dict(params)
     limits = cpu_engine().limits
     size, ends = limits.spec.vocab_size, limits.eos_token_ids
-    grammar = random_automaton(random.Random(1), size, ends).to_bytes()
-    with pytest.raises(InvalidField, match="structured outputs do not go with iteration 'renoise'"):
-        cpu_engine().check(Request(0, (5, 6), SamplingParams(max_tokens=16), grammar=grammar))
+    guided = params.pop("grammar", False)
+    grammar = random_automaton(random.Random(1), size, ends).to_bytes() if guided else b""
+    with pytest.raises(ValueError, match=said):
+        cpu_engine().check(Request(0, (5, 6), SamplingParams(**params), grammar=grammar))
 
 
 @cache
 def cpu_engine() -> Engine:
     return engine()
-
-
-def test_renoise_is_refused_by_models_with_masks() -> None:
-    with (
-        DiffusionLLM(
-            str(GOLDEN / "sdar"), dtype="float32", mask_token_id=510, eos_token_id=511
-        ) as llm,
-        pytest.raises(ValueError, match="denoises masks; use 'block_diffusion'"),
-    ):
-        llm.generate([[1, 2]], diffusion={"iteration": {"kind": "renoise"}}, use_tqdm=False)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import re
 from collections import defaultdict
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -25,10 +24,8 @@ from tests.helpers.mixed_requests import (
     BIDIRECTIONAL,
     CAUSAL,
     DECODERS,
-    MIXED,
     SHIFTED,
     SHIFTED_CAUSAL,
-    mixed_requests,
 )
 from tests.helpers.toy import (
     CPU,
@@ -297,21 +294,6 @@ def test_edit_replaces_its_own_tokens_only() -> None:
         ),
     )
     assert ids == [4] * 6
-
-
-def test_updates_are_final_and_in_order() -> None:
-    for request in mixed_requests(MIXED):
-        engine = toy_engine(BIDIRECTIONAL)
-        engine.add(replace(request, watch=True))
-        seen: list[int] = []
-        while not engine.idle:
-            for update in engine.step():
-                seen += update.ids
-                assert len(update.ids) == len(update.steps) == len(update.logprobs)
-                if not update.finish_reason:
-                    assert update.canvas is not None
-                    assert update.canvas[: len(seen)] == seen
-        assert len(seen) == request.params.max_tokens
 
 
 def test_sub_blocks_are_the_default_where_logits_are_about_the_next_position() -> None:

@@ -12,7 +12,7 @@ from diffray import SamplingParams
 from diffray.components.iterations import Renoise
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
-from diffray.workers.messages import Request, Resume, Update
+from diffray.workers.messages import Request
 from diffray.workers.setup import build_engine
 from tests.helpers.paths import GOLDEN
 from tests.helpers.random_grammars import random_automaton
@@ -136,24 +136,6 @@ def test_tokens_are_reported_a_canvas_at_a_time() -> None:
     while not made.idle:
         lengths += [len(update.ids) for update in made.step() if update.ids]
     assert lengths == [12, 11]
-
-
-@pytest.mark.parametrize("uid", [0, 3, 5])
-def test_preempted_and_resumed_equal_uninterrupted(uid: int) -> None:
-    made, request = engine(), requests()[uid]
-    made.add(request)
-    updates: list[Update] = []
-    for step in range(200):
-        updates += made.step()
-        if step % 5 == 3:
-            made.preempt(uid)
-        if any(update.ids for update in updates):
-            break
-    made.cancel(uid)
-    assert made.idle and made.slots.soft.num_rows == 0
-    resume = Resume.after(updates)
-    again = Request(uid, request.prompt, request.params, resume=resume, images=request.images)
-    assert [*resume.ids, *run(engine(), [again])[uid]] == alone()[uid]
 
 
 def test_a_canvas_cools_from_its_first_step_on() -> None:

@@ -254,14 +254,9 @@ def test_other_gptq_is_refused(
 
 def test_reordered_columns_are_refused(tmp_path: Path, plain: Path) -> None:
     as_gptq(plain, tmp_path, 4, 32, sym=True)
-    file = tmp_path / "model.safetensors"
+    file, name = tmp_path / "model.safetensors", "model.transformer.blocks.0.ff_out.g_idx"
     weights = load_file(file)
-    name = "model.transformer.blocks.1.q_proj.g_idx"
-    save_file({n: t.flip(0) if n == name and len(t) else t for n, t in weights.items()}, file)
-    weights["model.transformer.blocks.0.ff_out.g_idx"] = weights[
-        "model.transformer.blocks.0.ff_out.g_idx"
-    ].flip(0)
-    save_file({n: t.contiguous() for n, t in weights.items()}, file)
+    save_file(weights | {name: weights[name].flip(0).contiguous()}, file)
     with pytest.raises(ValueError, match="its columns are reordered"):
         parameters(tmp_path, None)
 

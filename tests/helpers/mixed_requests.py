@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import pytest
+
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.canvas import Canvas
 from diffray.components.params import SamplingParams
@@ -82,6 +84,17 @@ SUB_BLOCK: list[dict[str, object]] = [
         for kind, length in (("threshold", 4), ("credit", 6), ("edit", 8), ("hierarchy", 5))
     ),
 ]
+
+
+Policies = list[dict[str, object]]
+_BOTH = [
+    pytest.param(BIDIRECTIONAL, MIXED, id="bi"),
+    pytest.param(CAUSAL, MIXED_CAUSAL, id="causal"),
+]
+BOTH = pytest.mark.parametrize(("model", "policies"), _BOTH)
+ALL_THREE = pytest.mark.parametrize(
+    ("model", "policies"), [*_BOTH, pytest.param(SHIFTED, MIXED, id="shifted")]
+)
 
 
 def mixed_requests(policies: list[dict[str, object]]) -> list[Request]:

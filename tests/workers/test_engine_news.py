@@ -13,17 +13,22 @@ from diffray.components.params import SamplingParams
 from diffray.workers import rank
 from diffray.workers.digest import digest
 from diffray.workers.messages import Reply, Request, Round
-from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
+from tests.helpers.mixed_requests import (
+    BIDIRECTIONAL,
+    BOTH,
+    CAUSAL,
+    MIXED,
+    Policies,
+    mixed_requests,
+)
 from tests.helpers.toy import ScriptedModel, ToyModel, drain, prompt_of, toy_engine
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize(
-    ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
-)
+@BOTH
 def test_watched_requests_show_the_canvas_of_every_round(
-    model: ToyModel, policies: list[dict[str, object]], steps: int
+    model: ToyModel, policies: Policies, steps: int
 ) -> None:
     requests = mixed_requests(policies)
     engine = toy_engine(model)

@@ -10,11 +10,11 @@ from diffray.components.params import SamplingParams
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request, Resume, Update
 from tests.helpers.mixed_requests import (
+    ALL_THREE,
     BIDIRECTIONAL,
     CAUSAL,
-    MIXED,
-    MIXED_CAUSAL,
     SHIFTED,
+    Policies,
     canvas_of,
     pinned,
     pinned_requests,
@@ -22,17 +22,11 @@ from tests.helpers.mixed_requests import (
 from tests.helpers.random_canvases import fits
 from tests.helpers.toy import ToyModel, prompt_of, run, toy_engine
 
-MODELS = [
-    pytest.param(BIDIRECTIONAL, MIXED, id="bidirectional"),
-    pytest.param(SHIFTED, MIXED, id="shifted"),
-    pytest.param(CAUSAL, MIXED_CAUSAL, id="causal"),
-]
-
 
 @pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize(("model", "policies"), MODELS)
+@ALL_THREE
 def test_every_answer_fits_its_canvas_whatever_the_policy(
-    model: ToyModel, policies: list[dict[str, object]], steps: int
+    model: ToyModel, policies: Policies, steps: int
 ) -> None:
     for seed in range(6):
         requests = pinned_requests(policies, seed)
@@ -116,10 +110,8 @@ def with_a_long_end(request: Request) -> Request:
     return replace(request, params=params, grammar=replace(canvas, cells=cells).to_bytes())
 
 
-@pytest.mark.parametrize(("model", "policies"), MODELS)
-def test_penalties_go_with_it_in_a_batch_as_alone(
-    model: ToyModel, policies: list[dict[str, object]]
-) -> None:
+@ALL_THREE
+def test_penalties_go_with_it_in_a_batch_as_alone(model: ToyModel, policies: Policies) -> None:
     own = {"frequency_penalty": 2.0, "repetition_penalty": 1.5, "min_p": 0.1}
     plain = [with_a_long_end(request) for request in pinned_requests(policies, seed=3)]
     requests = [replace(r, params=r.params.model_copy(update=own)) for r in plain]

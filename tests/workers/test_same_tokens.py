@@ -137,7 +137,7 @@ class Told:
                 raise KeyboardInterrupt
             return forward(*args)
 
-        self.model.forward = interrupted  # type: ignore[method-assign]
+        self.model.forward = interrupted  # type: ignore[method-assign, assignment]
         self.lose()
 
     def add(self, number: int) -> None:

@@ -11,11 +11,11 @@ from diffray.components.grammar.automaton import Automaton
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
 from tests.helpers.mixed_requests import (
+    ALL_THREE,
     BIDIRECTIONAL,
     CAUSAL,
-    MIXED,
-    MIXED_CAUSAL,
     SHIFTED,
+    Policies,
     alone,
     careful_requests,
     grammar,
@@ -23,12 +23,6 @@ from tests.helpers.mixed_requests import (
     sequences_of,
 )
 from tests.helpers.toy import EOS, MASK, VOCAB, ToyModel, prompt_of, run, toy_engine
-
-MODELS = [
-    pytest.param(BIDIRECTIONAL, MIXED, id="bidirectional"),
-    pytest.param(SHIFTED, MIXED, id="shifted"),
-    pytest.param(CAUSAL, MIXED_CAUSAL, id="causal"),
-]
 
 
 def accepted(request: Request, ids: Items[int]) -> bool:
@@ -38,10 +32,10 @@ def accepted(request: Request, ids: Items[int]) -> bool:
 
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 4), marks=pytest.mark.long)])
 @pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize(("model", "policies"), MODELS)
+@ALL_THREE
 @pytest.mark.rotate(2)
 def test_every_answer_is_accepted_whatever_the_policy(
-    model: ToyModel, policies: list[dict[str, object]], steps: int, seeds: range
+    model: ToyModel, policies: Policies, steps: int, seeds: range
 ) -> None:
     for seed in seeds:
         requests = guided_requests(policies, seed)

@@ -18,6 +18,8 @@ from diffray.components.iterations import BlockDiffusion, Blockwise, Iteration, 
 from diffray.components.kv_pool import KVPool
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams, Policy
+from diffray.components.sequence import Sequence
+from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
 from tests.helpers.mixed_requests import (
@@ -367,6 +369,30 @@ def test_caches_that_are_refreshed_seldom_change_tokens(kind: str) -> None:
         for each in (kind, "none")
     ]  # fmt: skip
     assert found[0] != found[1]
+
+
+def test_blocks_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rounds they take; others' coming and going has them planned anew."""
+    plans: list[list[int]] = []
+    plan = BatchState.__init__
+
+    def noted(blocks: BatchState, sequences: list[Sequence], *others: Any) -> None:
+        plans.append([s.uid for s in sequences])
+        plan(blocks, sequences, *others)
+
+    monkeypatch.setattr(BatchState, "__init__", noted)
+    engine = toy_engine(BIDIRECTIONAL)
+    policy = {"block_length": 8, "decoder": {"kind": "fixed", "steps": 12}}
+    params = SamplingParams(max_tokens=24, ignore_eos=True, diffusion=policy)
+    engine.add(Request(0, prompt_of(5), params))
+    for _ in range(6):
+        engine.step()
+    engine.add(Request(1, prompt_of(5), params))
+    engine.step()
+    engine.cancel(0)
+    while not engine.idle:
+        engine.step()
+    assert plans == [[0], [0], [0, 1], [1], [1], [1]]
 
 
 def test_soft_diffusion_looks_at_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,17 @@ def test_who_is_denoised_otherwise_shares_nothing(other: dict[str, Any]) -> None
     assert update.cached_tokens == 6 * BLOCK
 
 
+def test_of_two_who_write_the_same_one_is_kept() -> None:
+    engine = toy_engine(CountingModel())
+    twins = [Request(uid, PROMPT, request(0, PROMPT).params) for uid in range(2)]
+    tokens = run(engine, twins)
+    assert tokens[0] == tokens[1]
+    # Of 140 tokens all blocks but the last, in pages of 8.
+    assert engine.kv.prefixes.num_idle == 8 * BLOCK // 8
+    pages_are_in_order(engine)
+    assert len(set(engine.kv.allocate(engine.kv.num_free))) == 399
+
+
 def test_who_has_another_salt_shares_nothing() -> None:
     engine = toy_engine(CountingModel())
     found = []

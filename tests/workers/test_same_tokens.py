@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
 from functools import cache
-from itertools import chain, count
+from itertools import chain, count, product
 from typing import Any, NamedTuple
 
 import pytest
@@ -208,7 +208,10 @@ STORIES: dict[str, tuple[Story, dict[str, Any]]] = {
 @pytest.mark.parametrize("mixture", FIRST)
 def test_tokens_are_those_of_each_request_alone(mixture: str, story: str) -> None:
     actions, options = STORIES[story]
-    Told(mixture, **options).tell(actions)
+    told = Told(mixture, **options)
+    told.tell(actions)
+    if story in ("preempted", "interrupted") or (story, mixture) == ("scarce", "causal"):
+        assert told.engine.preemptions > 0
 
 
 @pytest.mark.parametrize("ahead", [1, 5])
@@ -223,8 +226,13 @@ def test_rows_that_are_done_early_in_a_round_wait(
         Told(mixture, **options).tell(actions)
 
 
-@pytest.mark.parametrize("story", STORIES)
-@pytest.mark.parametrize("mixture", [name for name in MIXTURES if name not in FIRST])
+OTHERS = product([name for name in MIXTURES if name not in FIRST], STORIES)
+
+
+@pytest.mark.parametrize(
+    ("mixture", "story"),
+    [pytest.param(*each, marks=[pytest.mark.long] * (n % 3 > 0)) for n, each in enumerate(OTHERS)],
+)
 @pytest.mark.rotate(30)
 def test_with_one_thing_more_they_are_too(mixture: str, story: str) -> None:
     actions, options = STORIES[story]

@@ -168,6 +168,20 @@ def test_denoising_goes_on_while_a_prompt_fills() -> None:
 
 
 @pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
+def test_vicinity_without_neighbours_is_dual(model: ToyModel) -> None:
+    caches: list[dict[str, object]] = [
+        {"kind": "vicinity", "before": 0, "after": 0, "warmup": 0},
+        {"kind": "dual"},
+    ]
+    found = [
+        generate(model, prompt_of(20), max_tokens=45, ignore_eos=True,
+                 diffusion={"block_length": 10, "cache": cache})
+        for cache in caches
+    ]  # fmt: skip
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
 def test_one_step_chooses_the_best_of_one_forward_over_the_whole_canvas(model: ToyModel) -> None:
     """Shifted logits are those of the position before; the canvas's first alone reads its own."""
     one_step: dict[str, object] = {"block_length": 64, "decoder": {"kind": "fixed", "steps": 1}}

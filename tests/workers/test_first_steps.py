@@ -82,6 +82,7 @@ def test_those_who_come_later_need_not_run_it() -> None:
         request(1, prompt_of(50, seed=1)),
         request(1, (*PROMPT[:-1], 0)),
         replace(request(1), suffix=(1, 2)),
+        replace(request(1, max_tokens=TOKENS - 2), suffix=(1, 2)),  # of the same length
         request(1, diffusion={"block_length": 8}),  # reads other positions
         request(1, diffusion={"iteration": "first_token"}),
         replace(request(1), cache_salt="theirs"),

@@ -2,7 +2,6 @@
 
 import json
 import math
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.golden import FAMILIES as GOLDEN_FAMILIES
 from diffray.components.backend import choose_device, choose_dtype
 from diffray.components.checkpoints.checkpoint import fill, load_model, names_in
 from diffray.components.checkpoints.folder import CheckpointError, read_config, resolve
@@ -80,17 +78,6 @@ def test_pickled_weights_load_alike_in_one_file_or_several(dense: Path, tmp_path
     expected = parameters(dense)
     assert_same(parameters(one), expected)
     assert_same(parameters(many), expected)
-
-
-def test_a_pickle_that_would_run_code_is_refused(dense: Path) -> None:
-    class Harmful:
-        def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
-            return print, ("executed",)
-
-    (dense / "model.safetensors").unlink()
-    (dense / "pytorch_model.bin").write_bytes(pickle.dumps({NORM: Harmful()}))
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*not a state dict"):
-        load_model(dense, device="cpu")
 
 
 class CountingFile:
@@ -174,60 +161,36 @@ def test_unknown_dtypes_and_devices_are_refused_with_what_is_allowed() -> None:
     assert choose_dtype("auto", torch.device("cpu")) in (torch.float32, torch.bfloat16)
 
 
-Edit = Callable[[dict[str, Tensor]], None]
-
-
-def drop(weights: dict[str, Tensor]) -> None:
-    del weights[NORM]
-
-
-def add(weights: dict[str, Tensor]) -> None:
-    weights["model.transformer.wpe.weight"] = torch.ones(2)
-
-
-def reshape(weights: dict[str, Tensor]) -> None:
-    weights[NORM] = torch.ones(31)
-
-
-def quantise(weights: dict[str, Tensor]) -> None:
-    weights[NORM] = torch.ones(32, dtype=torch.int8)
-
-
-def drop_many(weights: dict[str, Tensor]) -> None:
-    for name in [name for name in weights if ".blocks." in name]:
-        del weights[name]
+BLOCKS = "model.transformer.blocks."
+BYTES = torch.ones(32, dtype=torch.uint8)
+ADDED = "model.transformer.wpe.weight"
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("gone", "added", "said"),
     [
-        (drop, rf"1 missing: {NORM}"),
-        (add, r"1 unexpected: model\.transformer\.wpe\.weight"),
-        (reshape, rf"{NORM} is \[31\], not \[32\]"),
-        (quantise, rf"dtype.*{NORM} is I8"),
-        (drop_many, r"18 missing: .* and 13 more"),
+        (NORM, {}, rf"1 missing: {NORM}"),
+        (BLOCKS, {}, r"18 missing: .* and 13 more"),
+        ("", {ADDED: torch.ones(2)}, rf"1 unexpected: {ADDED}"),
+        ("", {NORM: torch.ones(31)}, rf"{NORM} is \[31\], not \[32\]"),
+        *(
+            ("", {NORM: BYTES.view(kind)}, rf"dtype.*{NORM} is {name}")
+            for kind, name in (
+                (torch.int8, "I8"),
+                (torch.uint8, "U8"),
+                (torch.bool, "BOOL"),
+                (torch.float8_e4m3fn, "F8_E4M3"),
+            )
+        ),
     ],
 )
-def test_every_tensor_is_accounted_for(edit: Edit, said: str, tmp_path: Path) -> None:
+def test_every_tensor_is_accounted_for(
+    gone: str, added: dict[str, Tensor], said: str, tmp_path: Path
+) -> None:
     weights = random_weights(LLADA)
-    edit(weights)
+    weights = {n: t for n, t in weights.items() if not gone or not n.startswith(gone)} | added
     with pytest.raises(CheckpointError, match=said):
         load_model(save(tmp_path / "model", LLADA, weights), device="cpu")
-
-
-@pytest.mark.parametrize("family", GOLDEN_FAMILIES)
-def test_so_it_is_in_the_published_layout_of_each_family(family: str, tmp_path: Path) -> None:
-    """One tensor is called otherwise; with its own name all load (test_models.py)."""
-    weights: dict[str, Tensor] = {}
-    for file in (GOLDEN / family).glob("*.safetensors"):
-        weights |= load_file(file)
-    last = max(weights)
-    weights["model.other.weight"] = weights.pop(last)
-    config = json.loads((GOLDEN / family / "config.json").read_text())
-    with pytest.raises(CheckpointError) as caught:
-        load_model(save(tmp_path / "model", config, weights), device="cpu")
-    for said in (f"1 missing: {last}", "1 unexpected: model.other.weight"):
-        assert said in str(caught.value)
 
 
 def truncate(folder: Path) -> None:
@@ -235,57 +198,28 @@ def truncate(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(data[:-100])
 
 
-def scramble(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"<html>not found</html>")
-
-
-def remove_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def lose_index(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
-
-
-def remove_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
-def break_config(folder: Path) -> None:
-    (folder / "config.json").write_text('{"d_model": 32,')
-
-
-def empty_config(folder: Path) -> None:
-    (folder / "config.json").write_text("[]")
-
-
-def shorten_config(folder: Path) -> None:
-    config = {key: value for key, value in LLADA.items() if key != "d_model"}
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def index(folder: Path, weight_map: object, *, keep: bool = True) -> None:
+def index(folder: Path, text: dict[str, object]) -> None:
     (folder / "model.safetensors").rename(folder / "part.safetensors")
-    text = json.dumps({"weight_map": weight_map} if keep else {})
-    (folder / "model.safetensors.index.json").write_text(text)
+    (folder / "model.safetensors.index.json").write_text(json.dumps(text))
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
         (truncate, r"model\.safetensors is truncated.*download it again"),
-        (scramble, r"model\.safetensors is truncated or not a safetensors file"),
-        (remove_weights, r"no weights; looked for model\.safetensors, .*pytorch_model\.bin"),
-        (lose_index, r"found model-00001-of-00001\.safetensors, but no index"),
-        (remove_config, r"has no config\.json"),
-        (break_config, r"config\.json is not valid JSON"),
-        (empty_config, r"config\.json is not a JSON object"),
-        (shorten_config, r"lacks the key 'd_model'"),
-        (lambda f: index(f, {NORM: "gone.safetensors"}), r"not there: gone\.safetensors"),
-        (lambda f: index(f, {"x": "part.safetensors"}), r"lists tensors .*: x;"),
-        (lambda f: index(f, {NORM: "../part.safetensors"}), r"not in its folder"),
+        (
+            lambda f: (f / "model.safetensors").unlink(),
+            r"no weights; looked for model\.safetensors",
+        ),
+        (
+            lambda f: (f / "model.safetensors").rename(f / "model-00001-of-00001.safetensors"),
+            r"found model-00001-of-00001\.safetensors, but no index",
+        ),
+        (lambda f: (f / "config.json").unlink(), r"has no config\.json"),
+        (lambda f: index(f, {"weight_map": {NORM: "gone.safetensors"}}), "there: gone.safetensors"),
+        (lambda f: index(f, {"weight_map": {"x": "part.safetensors"}}), r"lists tensors .*: x;"),
+        (lambda f: index(f, {"weight_map": {}}), r"has no 'weight_map'"),
         (lambda f: index(f, {}), r"has no 'weight_map'"),
-        (lambda f: index(f, {}, keep=False), r"has no 'weight_map'"),
     ],
 )
 def test_a_damaged_folder_gives_one_clear_error(

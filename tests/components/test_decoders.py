@@ -15,7 +15,7 @@ from diffray.components.decoders.entropy_bound import EntropyBound
 from diffray.components.decoders.factor import Factor
 from diffray.components.decoders.fixed import Fixed
 from diffray.components.decoders.hierarchy import Hierarchy
-from diffray.components.decoders.lopa import Lopa, branch_confidence, next_best
+from diffray.components.decoders.lopa import Lopa
 from diffray.components.decoders.origin import Origin
 from diffray.components.decoders.schedule import Schedule
 from diffray.components.decoders.sequential import Sequential
@@ -27,86 +27,90 @@ from diffray.components.sequence import Sequence
 from diffray.kernels.credit import Credits, Gains, Memory, remember
 from tests.helpers.decoding import DECIDED, accepted, block_of, proposal_of
 
+SHARES = (0.5, 0.95, 0.7, 0.6, 0.5, DECIDED, DECIDED, DECIDED)  # of 8 positions in 3 steps: 3, 3, 2
+LEFT = (DECIDED, 0.2, DECIDED, 0.9, 0.1, 0.8, DECIDED, 0.5)
+RUNS = (0.5, 0.6, DECIDED, 0.3, 0.2, DECIDED, 0.95, 0.91, 0.1)
+LATER = (DECIDED, 0.9, 0.8, 0.7, 0.65, 0.3, 0.3, 0.3)
+NATS = (0.9, 0.7, 0.8, DECIDED, 0.1)  # entropies of 0.1, 0.3, 0.2 and 0.9
+STEPPED = Threshold(threshold=0.9, steps_per_block=3)
+BUDGET = BudgetThreshold(steps=4, threshold=0.6)  # of 8 positions: 2 a step
+ACCEPTED: list[tuple[Decoder, tuple[float, ...], list[int]]] = [
+    (Threshold(threshold=0.9), (0.9, 0.95, 0.89), [0, 1]),  # equality is enough
+    (Threshold(threshold=0.9), (0.5, 0.7, 0.7 - 1e-6, 0.6), [1, 2]),  # the best and its ties
+    (Threshold(threshold=0.9), (DECIDED, 0.2, DECIDED), [1]),
+    (Threshold(threshold=0.9), (DECIDED, DECIDED), []),
+    (Threshold(threshold=0.9), (-0.9, -0.6, -0.8), [1]),  # the least bad where all prefer the mask
+    # With steps: at least the share of each step, without equality and ties.
+    (STEPPED, SHARES, [1, 2, 3]),
+    (STEPPED, (*[0.95] * 5, *SHARES[5:]), [0, 1, 2, 3, 4]),
+    (STEPPED, (0.2, *[DECIDED] * 7), [0]),
+    (Threshold(threshold=0.9, steps_per_block=4), (0.9, 0.9, 0.9, 0.1), [0]),
+    (Threshold(threshold=1, steps_per_block=4), (1.0, 1.0, 1.0, 1.0), [0]),
+    # The leftmost masks.
+    (Sequential(), LEFT, [1]),
+    (Sequential(steps_per_block=3), LEFT, [1, 3, 4]),
+    (Sequential(steps_per_block=3), (*[DECIDED] * 7, 0.2), [7]),
+    (Sequential(steps_per_block=99), LEFT, [1]),
+    # One anchor of each run, and all above the threshold; comparisons are strict.
+    (Hierarchy(threshold=0.9, low_threshold=0.4), RUNS, [1, 6, 7]),
+    (Hierarchy(threshold=0.9, low_threshold=0.5), (0.95, 0.9, DECIDED, 0.5), [0]),
+    (Hierarchy(low_threshold=0.62), (0.1, 0.3, DECIDED, 0.2), [1]),
+    # The longest prefix of the sorted: one needs 0.5, two 0.667, three 0.75, four 0.8.
+    (Factor(factor=1), (0.7, 0.99, 0.76, 0.75, 0.1), [1, 2, 3]),
+    (Factor(factor=1), (0.1, 0.2, 0.15), [1]),
+    (Factor(factor=1), (0.7, 0.99, 0.76, 0.75), [0, 1, 2, 3]),  # the last mask is taken along
+    (Factor(factor=1), (DECIDED, 0.2, 0.1), [1, 2]),
+    # Editing fills masks as a threshold does.
+    (Edit(threshold=0.5), (0.2, 0.4, 0.1), [1]),
+    (Edit(threshold=0.5), (0.5, 0.4), [0]),
+    (Edit(threshold=0.9, steps_per_block=3), SHARES, [1, 2, 3]),
+    (Origin(steps=1), (0.5, DECIDED, 0.1, 0.2), [0, 2, 3]),
+    (BUDGET, (*[0.9] * 3, *[0.7] * 5), [0, 1]),
+    (BUDGET, (0.9, *[0.3] * 7), [0]),
+    (BUDGET, (*[0.3] * 7, 0.4), [7]),
+    # Before the last, entropies have at most gamma together; what is certain goes together.
+    (EntropyBound(gamma=0), NATS, [0]),
+    (EntropyBound(gamma=0.11), NATS, [0, 2]),
+    (EntropyBound(gamma=0.31), NATS, [0, 1, 2]),
+    (EntropyBound(gamma=0.61), NATS, [0, 1, 2, 4]),
+    (EntropyBound(gamma=0), (1.0, 1.0, 0.5, 0.4), [0, 1, 2]),
+    (EntropyBound(gamma=9), (-0.1, 0.5, -0.2), [1]),
+    (Lopa(threshold=0.5), (0.5, 0.7, DECIDED, 0.6), [1, 3]),
+    (Lopa(threshold=0.5), (0.5, DECIDED, 0.5, 0.4), [0]),
+]
 
-def test_threshold_includes_equality() -> None:
-    assert accepted(Threshold(threshold=0.9), 0.9, 0.95, 0.89) == [0, 1]
+
+@pytest.mark.parametrize(("decoder", "row", "expected"), ACCEPTED)
+def test_of_a_block_s_first_step_it_accepts(
+    decoder: Decoder, row: tuple[float, ...], expected: list[int]
+) -> None:
+    assert accepted(decoder, *row) == expected
 
 
-def test_threshold_takes_the_best_and_its_ties_where_none_reaches() -> None:
-    assert accepted(Threshold(threshold=0.9), 0.5, 0.7, 0.7 - 1e-6, 0.6) == [1, 2]
+@pytest.mark.parametrize(
+    ("decoder", "row", "step", "expected"),
+    [
+        (STEPPED, SHARES, 2, [1, 2]),
+        (Sequential(steps_per_block=3), LEFT, 2, [1, 3]),
+        (Edit(threshold=0.9, steps_per_block=3), SHARES, 2, [1, 2]),
+        (BUDGET, LATER, 1, [1, 2, 3]),  # one of the four that were allowed is final
+        (BUDGET, LATER, 9, [1, 2, 3, 4]),  # after the last step everything is allowed
+    ],
+)
+def test_of_a_later_step_it_accepts(
+    decoder: Decoder, row: tuple[float, ...], step: int, expected: list[int]
+) -> None:
+    assert accepted(decoder, *row, step_in_block_B=torch.tensor([step])) == expected
 
 
-def test_threshold_leaves_decided_positions_alone() -> None:
-    assert accepted(Threshold(threshold=0.9), DECIDED, 0.2, DECIDED) == [1]
-    assert accepted(Threshold(threshold=0.9), DECIDED, DECIDED) == []
-
-
-def test_threshold_takes_the_least_bad_where_all_prefer_the_mask() -> None:
-    assert accepted(Threshold(threshold=0.9), -0.9, -0.6, -0.8) == [1]
-
-
-def test_threshold_with_steps_takes_at_least_the_share_of_each_step() -> None:
-    decoder = Threshold(threshold=0.9, steps_per_block=3)  # of 8 positions: 3, 3 and 2
-    row = (0.5, 0.95, 0.7, 0.6, 0.5, DECIDED, DECIDED, DECIDED)
-    assert accepted(decoder, *row) == [1, 2, 3]
-    assert accepted(decoder, *row, step_in_block_B=torch.tensor([2])) == [1, 2]
-    assert accepted(decoder, *([0.95] * 5), *row[5:]) == [0, 1, 2, 3, 4]
-    assert accepted(decoder, 0.2, *([DECIDED] * 7)) == [0]
-
-
-def test_threshold_with_steps_excludes_equality_and_adds_no_ties() -> None:
-    one_each = Threshold(threshold=0.9, steps_per_block=4)
-    assert accepted(one_each, 0.9, 0.9, 0.9, 0.1) == [0]
-    assert accepted(Threshold(threshold=1, steps_per_block=4), 1.0, 1.0, 1.0, 1.0) == [0]
-
-
-def test_threshold_with_steps_honours_the_floor() -> None:
+@pytest.mark.parametrize(
+    "decoder",
+    [Threshold(threshold=0.5), Edit(threshold=0.5), Threshold(threshold=0.5, steps_per_block=4)],
+)
+def test_a_floor_raises_the_threshold(decoder: Decoder) -> None:
     floor = torch.tensor([0.8], dtype=torch.float64)
-    decoder = Threshold(threshold=0.5, steps_per_block=4)
+    assert accepted(decoder, 0.6, 0.9, 0.85, 0.1) == [0, 1, 2]
     assert accepted(decoder, 0.6, 0.9, 0.85, 0.1, floor_B=floor) == [1, 2]
-
-
-def test_sequential_takes_the_leftmost_masks() -> None:
-    row = (DECIDED, 0.2, DECIDED, 0.9, 0.1, 0.8, DECIDED, 0.5)
-    assert accepted(Sequential(), *row) == [1]
-    decoder = Sequential(steps_per_block=3)  # of 8 positions: 3, 3 and 2
-    assert accepted(decoder, *row) == [1, 3, 4]
-    assert accepted(decoder, *row, step_in_block_B=torch.tensor([2])) == [1, 3]
-    assert accepted(decoder, *([DECIDED] * 7), 0.2) == [7]
-    assert accepted(Sequential(steps_per_block=99), *row) == [1]
-
-
-@pytest.mark.parametrize("decoder", [Threshold(threshold=0.5), Edit(threshold=0.5)])
-def test_floor_raises_the_threshold(decoder: Decoder) -> None:
-    floor = torch.tensor([0.8], dtype=torch.float64)
-    assert accepted(decoder, 0.6, 0.9, 0.85) == [0, 1, 2]
-    assert accepted(decoder, 0.6, 0.9, 0.85, floor_B=floor) == [1, 2]
-
-
-def test_hierarchy_takes_one_anchor_per_run_and_all_above_the_threshold() -> None:
-    decoder = Hierarchy(threshold=0.9, low_threshold=0.4)
-    runs = (0.5, 0.6, DECIDED, 0.3, 0.2, DECIDED, 0.95, 0.91, 0.1)
-    assert accepted(decoder, *runs) == [1, 6, 7]
-
-
-def test_hierarchy_comparisons_are_strict() -> None:
-    decoder = Hierarchy(threshold=0.9, low_threshold=0.5)
-    assert accepted(decoder, 0.95, 0.9, DECIDED, 0.5) == [0]
-
-
-def test_hierarchy_always_takes_the_best() -> None:
-    assert accepted(Hierarchy(low_threshold=0.62), 0.1, 0.3, DECIDED, 0.2) == [1]
-
-
-def test_factor_takes_the_longest_prefix_of_the_sorted_confidences() -> None:
-    # n=1 needs 0.5, n=2 0.667, n=3 0.75, n=4 0.8.
-    assert accepted(Factor(factor=1), 0.7, 0.99, 0.76, 0.75, 0.1) == [1, 2, 3]
-    assert accepted(Factor(factor=1), 0.1, 0.2, 0.15) == [1]
-
-
-def test_factor_takes_the_last_mask_along() -> None:
-    assert accepted(Factor(factor=1), 0.7, 0.99, 0.76, 0.75) == [0, 1, 2, 3]
-    assert accepted(Factor(factor=1), DECIDED, 0.2, 0.1) == [1, 2]
 
 
 @pytest.mark.parametrize(("steps", "shares"), [(3, [4, 3, 3]), (10, [1] * 10), (1, [10])])
@@ -146,18 +150,6 @@ def test_edit_replaces_written_tokens_only_where_sure_and_different() -> None:
     ids = torch.tensor([[10, 0, 0, 0, 0]])  # the first already holds what is proposed
     mask = decoder.accept(proposal_of(row), block_of(masked, editable_BL=written, ids_BL=ids))
     assert mask.tolist() == [[False, True, False, False, True]]
-
-
-def test_edit_fills_the_best_mask_where_none_is_sure() -> None:
-    assert accepted(Edit(threshold=0.5), 0.2, 0.4, 0.1) == [1]
-    assert accepted(Edit(threshold=0.5), 0.5, 0.4) == [0]
-
-
-def test_edit_with_steps_fills_at_least_the_share_of_each_step() -> None:
-    decoder = Edit(threshold=0.9, steps_per_block=3)  # of 8 positions: 3, 3 and 2
-    row = (0.5, 0.95, 0.7, 0.6, 0.5, DECIDED, DECIDED, DECIDED)
-    assert accepted(decoder, *row) == [1, 2, 3]
-    assert accepted(decoder, *row, step_in_block_B=torch.tensor([2])) == [1, 2]
 
 
 def test_edit_s_presets_give_way_to_what_is_given() -> None:
@@ -265,37 +257,6 @@ def test_origin_decides_each_position_at_a_time_of_its_own() -> None:
     assert not masked.any()
 
 
-def test_origin_takes_all_at_once_in_one_step() -> None:
-    assert accepted(Origin(steps=1), 0.5, DECIDED, 0.1, 0.2) == [0, 2, 3]
-
-
-def test_a_budget_lets_later_steps_take_what_earlier_ones_withheld() -> None:
-    decoder = BudgetThreshold(steps=4, threshold=0.6)  # of 8 positions: 2 a step
-    assert accepted(decoder, *[0.9] * 3, *[0.7] * 5) == [0, 1]
-    assert accepted(decoder, 0.9, *[0.3] * 7) == [0]
-    assert accepted(decoder, *[0.3] * 7, 0.4) == [7]
-    # One of the four that were allowed is final, so the second step may take three.
-    second = torch.tensor([1])
-    after = (DECIDED, 0.9, 0.8, 0.7, 0.65, 0.3, 0.3, 0.3)
-    assert accepted(decoder, *after, step_in_block_B=second) == [1, 2, 3]
-    late = torch.tensor([9])  # after the last step everything is allowed
-    assert accepted(decoder, *after, step_in_block_B=late) == [1, 2, 3, 4]
-
-
-def test_an_entropy_bound_counts_all_but_the_largest() -> None:
-    """Entropies here are one minus the confidence: those before the last have at most gamma."""
-    row = (0.9, 0.7, 0.8, DECIDED, 0.1)  # 0.1, 0.3, 0.2 and 0.9 nats
-    assert accepted(EntropyBound(gamma=0), *row) == [0]
-    assert accepted(EntropyBound(gamma=0.11), *row) == [0, 2]
-    assert accepted(EntropyBound(gamma=0.31), *row) == [0, 1, 2]
-    assert accepted(EntropyBound(gamma=0.61), *row) == [0, 1, 2, 4]
-
-
-def test_an_entropy_bound_takes_what_is_certain_together() -> None:
-    assert accepted(EntropyBound(gamma=0), 1.0, 1.0, 0.5, 0.4) == [0, 1, 2]
-    assert accepted(EntropyBound(gamma=9), -0.1, 0.5, -0.2) == [1]
-
-
 @pytest.mark.parametrize(
     "decoder",
     [
@@ -330,23 +291,3 @@ def test_rows_do_not_depend_on_each_other(decoder: Decoder) -> None:
         index = torch.tensor([row])
         alone = decoder.accept(proposal.rows(index), block.rows(index, [row]))
         assert torch.equal(alone[0], together[row])
-
-
-def test_lopa_accepts_above_its_threshold_or_the_best() -> None:
-    assert accepted(Lopa(threshold=0.5), 0.5, 0.7, DECIDED, 0.6) == [1, 3]
-    assert accepted(Lopa(threshold=0.5), 0.5, DECIDED, 0.5, 0.4) == [0]
-
-
-def test_a_branch_is_judged_by_the_mean_at_its_masks() -> None:
-    masked = torch.tensor([[True, True, False], [True, False, False], [False] * 3, [True] * 3])
-    confidence = torch.tensor(
-        [[0.5, -0.5, 0.9], [0.4, 0.9, 0.9], [0.9] * 3, [0.9, 0.9, -torch.inf]]
-    )
-    means = branch_confidence(proposal_of(confidence), masked)
-    assert means.tolist() == pytest.approx([0.25, 0.4, -torch.inf, -torch.inf])
-
-
-def test_branches_take_the_surest_masks_in_order() -> None:
-    masked = torch.tensor([[True, True, False, True, True, True]])
-    order, count = next_best(proposal_of(torch.tensor([[0.2, 0.3, 0.9, 0.3, 0.0, -0.1]])), masked)
-    assert order[0, : int(count)].tolist() == [1, 3, 0]

@@ -5,7 +5,6 @@ import math
 import random
 import re
 import shutil
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,11 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from examples.train_demo import gradients
-from examples.train_demo.batches import Batches
-from examples.train_demo.evaluate import written_items
-from examples.train_demo.exercises import exercise
 from examples.train_demo.judge import is_right
-from examples.train_demo.known_functions import KNOWN
-from examples.train_demo.layouts import CONFIGS, HEAD_DIM
 from examples.train_demo.muon import Muon
 from examples.train_demo.passes import load as load_passes
 from examples.train_demo.rewording import reworded
-from examples.train_demo.tasks import GENERATORS, draw, is_held_out, is_near_written, words_of
+from examples.train_demo.tasks import GENERATORS, draw, is_held_out, words_of
 from examples.train_demo.tokenizer import build_tokenizer
 from examples.train_demo.train import (
     Run,
@@ -34,16 +28,9 @@ from examples.train_demo.train import (
     train,
     trained,
 )
-from examples.train_demo.transfer import PLACE, to_llada_moe
-from examples.train_demo.vocabulary import SPACED
 from examples.train_demo.words import (
-    CITIES,
-    FIRST,
-    THINGS,
     Item,
     Source,
-    is_held_out_phrase,
-    is_held_out_word,
 )
 
 pytestmark = pytest.mark.long
@@ -74,23 +61,6 @@ def test_new_phrasings_are_new(task: str) -> None:
     assert not trained & {item.key for item in items(task, "phrasings")}
 
 
-@pytest.mark.parametrize("words", [FIRST, CITIES, THINGS])
-def test_words_are_held_out_and_invented_words_too(words: list[str]) -> None:
-    rng = random.Random(0)
-    for held_out in (False, True):
-        source = Source(rng, held_out, False)
-        drawn = [source.word_of(words) for _ in range(99)] + [source.invented() for _ in range(99)]
-        assert {is_held_out_word(word) for word in drawn} == {held_out}
-
-
-def test_phrasings_are_held_out_only_for_tests() -> None:
-    options = [f"What is {{}} of {i}?" for i in range(60)]
-    rng = random.Random(0)
-    for held_out in (False, True):
-        source = Source(rng, False, held_out)
-        assert {is_held_out_phrase(source.phrase(options)) for _ in range(99)} == {held_out}
-
-
 def test_rewording_leaves_what_the_answer_needs() -> None:
     rng = random.Random(3)
     changed = 0
@@ -107,30 +77,6 @@ def test_rewording_leaves_what_the_answer_needs() -> None:
                 assert not gone & needed, (item, other)
             changed += other.question != item.question
     assert changed > 300
-
-
-def test_a_reworded_question_has_its_own_skeleton() -> None:
-    source = Source(random.Random(0), False, False)
-    name = source.name()
-    item = source.item("math", f"How many has {name}?", "", before=())
-    other = reworded(source, item)
-    while other.question == item.question:
-        other = reworded(source, item)
-    assert other.key == other.question.lower().replace(name.lower(), "_")
-
-
-def test_rewording_leaves_something_to_ask() -> None:
-    source = Source(random.Random(0), False, False)
-    item = source.item("outside", "Please.", "", before=())
-    assert all(reworded(source, item).question.strip(".") for _ in range(99))
-
-
-def test_what_is_near_a_question_written_by_hand_is_held_out() -> None:
-    """Equal but for names and things, which a key has blanked."""
-    near = Item("rewriting", "", "", "how do i spell _")
-    far = Item("rewriting", "", "", "how would i spell _")
-    assert is_near_written(near)
-    assert not is_near_written(far)
 
 
 def test_arithmetic_is_right() -> None:
@@ -169,119 +115,6 @@ def test_json_holds_values_and_keys_of_the_question() -> None:
             assert key in item.question, item
 
 
-def test_rewritten_words_are_those_of_the_question() -> None:
-    for item in items("rewriting", noise=True):
-        answer = item.answer.split(", ")
-        if (
-            re.search(r"\bsort|order|rank|arrange", item.question, re.IGNORECASE)
-            and answer[0].isdigit()
-        ):
-            numbers = [int(n) for n in answer]
-            assert numbers in (sorted(numbers), sorted(numbers, reverse=True)), item
-            assert set(answer) == set(re.findall(r"\d+", item.question)), item
-        elif re.fullmatch(r"\w(-\w)+", item.answer):
-            assert item.answer.replace("-", "") in item.question, item
-
-
-def edited(before: dict[str, Any], change: str, *words: str) -> dict[str, Any]:
-    key, new = [*words, "", ""][:2]
-    return {
-        "only": {key: before.get(key)},
-        "without": {k: v for k, v in before.items() if k != key},
-        "reverse": dict(reversed(before.items())),
-        "rename": {new if k == key else k: v for k, v in before.items()},
-        "set": before | {key: new},
-    }[change]
-
-
-def edited_list(words: list[str], change: str, word: str = "") -> list[str]:
-    return {
-        "without": [w for w in words if w != word],
-        "add": [*words, word],
-        "reverse": words[::-1],
-        "first": words[:1],
-        "last": words[-1:],
-    }[change]
-
-
-def test_exercises_are_right() -> None:
-    source, seen = Source(random.Random(5), entities=False, phrasings=False), Counter[str]()
-    for _ in range(DRAWS):
-        question, answer = exercise(source, ["ab", "xyz", "o", "queen"])
-        kind, _, asked = question.partition(" ")
-        if kind == "spell":
-            assert answer == "-".join(asked)
-            assert not is_held_out_word(asked)
-        elif kind in ("sort", "down"):
-            numbers = sorted(map(int, asked.split(", ")), reverse=kind == "down")
-            assert answer == ", ".join(map(str, numbers))
-        elif kind == "reverse":
-            assert answer.split(", ") == asked.split(", ")[::-1]
-        elif kind == "fill":
-            pairs = list(zip(asked.split(", "), answer.split(", "), strict=True))
-            assert [shown for shown, filled in pairs if shown != filled] == ["_"]
-        elif " json " in question:
-            kind, (facts, keys) = "pick", question.split(" json ")
-            made = json.loads(answer)
-            assert list(made) == keys.split(", ")
-            assert all(re.search(rf"{k}(: | is |=){v}\b", facts) for k, v in made.items())
-        elif kind.startswith("{"):
-            kind, end = "edit", question.index("}") + 1
-            after = edited(json.loads(question[:end]), *question[end + 1 :].split(" "))
-            assert list(json.loads(answer).items()) == list(after.items())
-        else:
-            kind, listed = "list", re.match(r"((?:\S+, )*\S+) (.*)", question)
-            assert listed is not None
-            words = edited_list(listed[1].split(", "), *listed[2].split(" "))
-            assert answer == ", ".join(words)
-        seen[kind] += 1
-    assert len(seen) == 8
-    assert min(seen.values()) > 5
-
-
-def test_visible_end_tokens_do_not_give_away_where_an_answer_ends(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    batches = Batches(tokenizer, causal=True, seed=5, tokens=1024)
-    rows = [
-        row
-        for batch in (batches.next() for _ in range(30))
-        if batch.kinds[0] != "drill"
-        for row in zip(batch.input_BL, batch.target_BL, strict=True)
-    ]
-    between = 0
-    for input_L, target_L in rows:
-        end_L, masked_L = target_L == batches.eos, input_L == batches.mask
-        shown = (end_L & ~masked_L).nonzero()
-        if len(shown):
-            assert not masked_L[int(shown[0]) :].any()  # end tokens are hidden up to one of them
-            between += int((end_L & masked_L).any())
-    assert between > len(rows) / 10
-
-
-KNOWN_RESULTS: dict[str, tuple[list[Any], Any]] = {
-    "reverse": (["abc"], "cba"), "is_even": ([4], True), "is_odd": ([4], False), "add": ([2, 3], 5),
-    "subtract": ([2, 3], -1), "multiply": ([2, 3], 6), "divide": ([6, 3], 2), "power": ([2, 3], 8),
-    "maximum": ([2, 3], 3), "minimum": ([2, 3], 2), "square": ([5], 25), "cube": ([2], 8),
-    "double": ([4], 8), "half": ([4], 2), "factorial": ([5], 120), "fibonacci": ([10], 55),
-    "is_palindrome": (["abba"], True), "count_vowels": (["banana"], 3), "upper": (["a"], "A"),
-    "lower": (["A"], "a"), "count_words": (["a b"], 2), "first": ([[1, 2]], 1),
-    "last": ([[1, 2]], 2),
-    "average": ([[1, 3]], 2), "is_positive": ([0], False), "is_empty": ([[]], True),
-    "absolute": ([-3], 3), "reverse_list": ([[1, 2]], [2, 1]), "join": ([["a", "b"]], "a b"),
-    "merge": ([[1], [2]], [1, 2]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_known_functions_return_what_they_should(name: str) -> None:
-    arguments, body, _, _ = KNOWN[name]
-    scope: dict[str, Any] = {}
-    exec(f"def {name}({arguments}):\n    {body}", scope)
-    given, expected = KNOWN_RESULTS[name]
-    assert scope[name](*given) == expected
-
-
 def test_functions_run() -> None:
     for item in items("code"):
         scope: dict[str, Any] = {}
@@ -298,14 +131,6 @@ def test_functions_run() -> None:
             function("the quick brown fox")
 
 
-def test_second_turns_carry_the_first() -> None:
-    for item in items("turn"):
-        ((question, answer),) = item.before
-        assert question
-        assert answer
-        assert item.answer != item.question
-
-
 def test_the_judge_accepts_the_right_answer_and_no_other() -> None:
     right = "def total(xs):\n    return sum(x for x in xs if x % 2 == 0)"
     checks = [["f([1, 2, 4])", 6]]
@@ -317,22 +142,6 @@ def test_the_judge_accepts_the_right_answer_and_no_other() -> None:
     assert not is_right("json", '{"b":"x","a":1}', {"a": 1, "b": "x"})
     assert is_right("math", "2*3=6 pens. The answer is 6.", "6")
     assert not is_right("math", "2*3=6 pens. The answer is 7.", "6")
-
-
-def test_there_are_200_questions_written_by_hand_and_100_prompts_outside() -> None:
-    folder = Path(__file__).parents[2] / "examples/train_demo/written"
-    assert len({item.question for item, _ in written_items()}) == 200
-    unrelated = json.loads((folder / "unrelated.json").read_text())
-    assert len({words_of(prompt) for prompt in unrelated}) == 100
-
-
-def test_a_word_has_the_same_pieces_with_and_without_a_space(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    source = Source(random.Random(3), False, False)
-    for word in [source.plain_word() for _ in range(300)]:
-        spaced, bare, quoted = map(tokenizer.tokenize, (f" {word}", word, f'"{word}"'))
-        assert [piece.removeprefix(SPACED) for piece in spaced] == bare == quoted[1:-1]
 
 
 @pytest.mark.parametrize("name", ["llada_moe", "llada2_moe"])
@@ -378,24 +187,6 @@ def test_kept_weights_go_on_elsewhere(
         other = Run("llada2_moe", tokenizer, seed=0, tokens=128)
         with pytest.raises(ValueError, match="has the weights of llada_moe, not of llada2_moe"):
             other.begin(tmp_path / "begun.safetensors")
-
-
-def test_weights_of_one_model_begin_the_other(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Names and shapes fit, and heads that use the first half alone compare as before."""
-    causal, both = (Run(name, tokenizer, seed=0, tokens=128).model for name in reversed(CONFIGS))
-    moved = to_llada_moe(trained(causal), trained(both))
-    assert {n: t.shape for n, t in moved.items()} == {n: t.shape for n, t in trained(both).items()}
-    length, half = 40, HEAD_DIM // 2
-    queries, keys = torch.randn(2, length, HEAD_DIM)
-    queries[:, half:] = keys[:, half:] = 0
-    scores = []
-    for model, place in ((causal, torch.arange(HEAD_DIM)), (both, PLACE)):
-        q, k = (
-            gradients.rotate(x[None, :, None, place], model.sight(length, None))[0, :, 0]
-            for x in (queries, keys)
-        )
-        scores.append(q @ k.T)
-    torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-4)
 
 
 def test_kept_weights_bring_their_tokenizer(

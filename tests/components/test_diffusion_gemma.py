@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.golden import golden
-from diffray import DiffusionLLM
 from diffray.components.batch import Batch, Window
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.folder import CheckpointError
@@ -271,18 +270,6 @@ def test_generation_config_has_the_sampler_s_defaults(tmp_path: Path) -> None:
     assert describe(folder).diffusion == wanted.options()
     own = DiffusionParams(iteration=Renoise(max_steps=3))
     assert Policy.resolve(own, spec).iteration == Renoise(max_steps=3)  # nothing of the file's
-
-
-def test_a_request_that_names_no_policy_takes_the_checkpoint_s(tmp_path: Path) -> None:
-    folder = recommending(tmp_path, {"max_denoising_steps": 3, "eos_token_id": 1})
-    asked: dict[str, Any] = {"max_tokens": 16, "seed": 3, "temperature": 1, "ignore_eos": True}
-    named = asked | {"diffusion": {"iteration": {"kind": "renoise", "max_steps": 3}}}
-    found = []
-    for path, params in ((folder, asked), (FOLDER, named), (FOLDER, asked)):
-        with DiffusionLLM(str(path), dtype="float64", eos_token_id=1) as llm:
-            (output,) = llm.generate([[5, 6, 7]], use_tqdm=False, **params)
-            found.append((output.outputs[0].token_ids, output.forwards))
-    assert found[0] == found[1] and found[0][1] == 3 < found[2][1]
 
 
 @pytest.mark.parametrize(

@@ -30,31 +30,6 @@ from tests.helpers.tiny_checkpoints import (
 )
 
 NAMES = "dream fast_dllm_v2 llada llada_moe llada_moe_fused llada2_moe sdar sdar_moe".split()
-LLADA2_MINI = LLADA2_MOE | {
-    "vocab_size": 157184,
-    "hidden_size": 2048,
-    "intermediate_size": 5120,
-    "num_hidden_layers": 20,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "n_group": 8,
-    "topk_group": 4,
-    "moe_intermediate_size": 512,
-    "max_position_embeddings": 16384,
-}
-SDAR_4B: dict[str, Any] = SDAR | {
-    "vocab_size": 151936,
-    "hidden_size": 2560,
-    "intermediate_size": 9728,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 32768,
-}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -142,107 +117,47 @@ def test_config_variants_equal_the_plain_oracle(
     torch.testing.assert_close(logits, expected, atol=3e-5, rtol=0)
 
 
+_STACK = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads".split()
+_HEADS = "num_key_value_heads head_dim".split()
+
+
+def sized(base: dict[str, Any], *numbers: int, **more: Any) -> dict[str, Any]:
+    """Return the config with these sizes, in the order of `_STACK` and `_HEADS`."""
+    return base | dict(zip(_STACK + _HEADS, numbers, strict=False)) | more
+
+
+LLADA_8B = LLADA | {
+    "d_model": 4096, "n_heads": 32, "n_kv_heads": 32, "n_layers": 32, "mlp_hidden_size": 12288,
+    "embedding_size": 126464,
+}  # fmt: skip
+LLADA_MOE_7B = sized(
+    LLADA_MOE, 157184, 2048, 5120, 16, 16, 16, expert_intermediate_size=1024, num_experts=64,
+    num_experts_per_tok=8, moe_layer_freq=[1] * 16,
+)  # fmt: skip
+LLADA2_MINI = sized(
+    LLADA2_MOE, 157184, 2048, 5120, 20, 16, 4, 128, num_experts=256, num_experts_per_tok=8,
+    n_group=8, topk_group=4, moe_intermediate_size=512,
+)  # fmt: skip
+LLADA2_FLASH = sized(LLADA2_MINI, 157184, 4096, 9216, 32, 32, moe_intermediate_size=1024)
+SDAR_30B = sized(
+    SDAR | SDAR_MOE, 151936, 2048, 9728, 48, 32, 4, 128, num_experts=128, num_experts_per_tok=8,
+    moe_intermediate_size=768,
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("config", "num_tensors", "billions"),
     [
-        (
-            LLADA
-            | {
-                "d_model": 4096,
-                "n_heads": 32,
-                "n_kv_heads": 32,
-                "n_layers": 32,
-                "mlp_hidden_size": 12288,
-                "embedding_size": 126464,
-                "rope_theta": 500000.0,
-                "max_sequence_length": 4096,
-            },
-            291,
-            8.015,
-        ),
-        (
-            LLADA_MOE
-            | {
-                "vocab_size": 157184,
-                "hidden_size": 2048,
-                "expert_intermediate_size": 1024,
-                "num_hidden_layers": 16,
-                "num_attention_heads": 16,
-                "num_experts": 64,
-                "num_experts_per_tok": 8,
-                "moe_layer_freq": [1] * 16,
-                "max_position_embeddings": 8192,
-            },
-            3219,
-            7.36,
-        ),
+        (LLADA_8B, 291, 8.015),
+        (LLADA_MOE_7B, 3219, 7.36),
         (LLADA2_MINI, 14813, 16.25),
-        (
-            DREAM
-            | {
-                "vocab_size": 152064,
-                "hidden_size": 3584,
-                "intermediate_size": 18944,
-                "num_hidden_layers": 28,
-                "num_attention_heads": 28,
-                "num_key_value_heads": 4,
-                "max_position_embeddings": 131072,
-            },
-            339,
-            7.616,
-        ),
-        (
-            FAST_DLLM_V2
-            | {
-                "vocab_size": 152064,
-                "hidden_size": 3584,
-                "intermediate_size": 18944,
-                "num_hidden_layers": 28,
-                "num_attention_heads": 28,
-                "num_key_value_heads": 4,
-                "max_position_embeddings": 32768,
-            },
-            339,
-            7.616,
-        ),
-        (
-            SDAR_4B
-            | {"hidden_size": 2048, "intermediate_size": 6144}
-            | {"num_hidden_layers": 28, "num_attention_heads": 16},
-            311,
-            2.032,
-        ),
-        (SDAR_4B, 399, 4.411),
-        (SDAR_4B | {"hidden_size": 4096, "intermediate_size": 12288}, 399, 8.191),
-        (
-            SDAR_4B
-            | SDAR_MOE
-            | {
-                "vocab_size": 151936,
-                "hidden_size": 2048,
-                "num_hidden_layers": 48,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 4,
-                "head_dim": 128,
-                "num_experts": 128,
-                "num_experts_per_tok": 8,
-                "moe_intermediate_size": 768,
-            },
-            18867,
-            30.53,
-        ),
-        (
-            LLADA2_MINI
-            | {
-                "hidden_size": 4096,
-                "intermediate_size": 9216,
-                "moe_intermediate_size": 1024,
-                "num_hidden_layers": 32,
-                "num_attention_heads": 32,
-            },
-            24161,
-            102.9,
-        ),
+        (LLADA2_FLASH, 24161, 102.9),
+        (sized(DREAM, 152064, 3584, 18944, 28, 28, 4), 339, 7.616),
+        (sized(FAST_DLLM_V2, 152064, 3584, 18944, 28, 28, 4), 339, 7.616),
+        (sized(SDAR, 151936, 2048, 6144, 28, 16, 8, 128), 311, 2.032),
+        (sized(SDAR, 151936, 2560, 9728, 36, 32, 8, 128), 399, 4.411),
+        (sized(SDAR, 151936, 4096, 12288, 36, 32, 8, 128), 399, 8.191),
+        (SDAR_30B, 18867, 30.53),
     ],
 )
 @pytest.mark.rotate(5)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffray import DiffusionLLM, SamplingParams
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.folder import read_config
 from diffray.components.denoiser import Denoiser
@@ -223,33 +222,6 @@ def test_a_quantized_head_chooses_the_same() -> None:
     logits = model.head(hidden)
     torch.testing.assert_close(chosen.logsumexp_R, logits.logsumexp(1))
     assert torch.equal(chosen.ids_R, logits[:, 1:].argmax(1) + 1)
-
-
-@pytest.mark.parametrize(
-    "kind", ["experts_int8", "experts_fp8", "int8", "uint8", "w8a8", "fp8", "w8a8_fp8"]
-)
-def test_the_demo_model_says_the_same(kind: str) -> None:
-    """To a question of the kind it knows: to others its best tokens are close, and may change."""
-    question = "Anna buys 3 pens for 4 dollars each. How much does she pay?"
-    said = []
-    for quantization in (None, kind):
-        with DiffusionLLM("demo", dtype="float32", quantization=quantization, device="cpu") as llm:
-            (found,) = llm.chat([{"role": "user", "content": question}], SamplingParams())
-        said.append(found.outputs[0].text)
-    assert said[0].endswith("12.")
-    assert said[1] == said[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["w8a8", "w8a8_fp8"])
-def test_batched_equals_alone_with_rounded_activations(kind: str) -> None:
-    """Scales are of a row, and exact sums do not depend on what else is in the batch."""
-    questions = [f"Tom has {n} pens. He buys {n} more. How many has he?" for n in range(2, 7)]
-    params = SamplingParams(max_tokens=32)
-    with DiffusionLLM("demo-llada2", dtype="float64", quantization=kind, device="cpu") as llm:
-        together = [found.outputs[0].token_ids for found in llm.generate(questions, params)]
-        alone = [llm.generate(one, params)[0].outputs[0].token_ids for one in questions]
-    assert together == alone
 
 
 REFUSED: list[tuple[str, Given, str]] = [

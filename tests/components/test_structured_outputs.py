@@ -9,7 +9,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from diffray import DiffusionLLM, SamplingParams
 from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import UNREACHABLE, Automaton
 from diffray.components.grammar.compile import compile_regex
@@ -174,35 +173,3 @@ def test_no_alternative_hides_a_longer_one() -> None:
         automaton = automaton_of(json={"type": "integer"} | few)
         found = {random_text(automaton, draw, automaton.shortest + 9) for _ in range(200)}
         assert found == {str(n) for n in range(2, few["maximum"] + 1)}
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "age": {"type": "integer", "minimum": 0, "maximum": 150},
-        "city": {"enum": ["Rome", "Paris"]},
-    },
-    "required": ["name", "age", "city"],
-    "additionalProperties": False,
-}
-
-
-@pytest.mark.parametrize("model", ["demo", "demo-llada2"])
-def test_the_demo_models_follow_a_schema(model: str) -> None:
-    question = [{"role": "user", "content": "Bob is 42 and lives in Paris. Answer in JSON."}]
-    with DiffusionLLM(model, device="cpu") as llm:
-        for temperature in (0, 1):
-            for max_tokens in (24, 40, 96):
-                params = SamplingParams(
-                    max_tokens=max_tokens,
-                    temperature=temperature,
-                    seed=max_tokens,
-                    structured_outputs={"json": SCHEMA},
-                )
-                (output,) = llm.chat(question, params, use_tqdm=False)
-                answer = output.outputs[0]
-                jsonschema.validate(json.loads(answer.text), SCHEMA)
-                assert answer.finish_reason == "stop"
-        with pytest.raises(InvalidField, match="the shortest text takes"):
-            llm.chat(question, SamplingParams(max_tokens=4, structured_outputs={"json": SCHEMA}))

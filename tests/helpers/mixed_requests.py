@@ -1,10 +1,20 @@
-"""Requests that mix iterations, decoders and caches."""
+"""Requests that mix iterations, decoders and caches; and the same with one thing more."""
 
+import random
+from collections.abc import Sequence as Items
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
+import pytest
+
+from diffray.components.grammar.automaton import Automaton
+from diffray.components.grammar.canvas import Canvas
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
-from tests.helpers.toy import ToyModel, prompt_of, run, toy_engine
+from tests.helpers.random_canvases import random_canvas
+from tests.helpers.random_grammars import random_automaton
+from tests.helpers.toy import EOS, MASK, VOCAB, ToyModel, prompt_of, run, toy_engine
 
 BIDIRECTIONAL = ToyModel()
 CAUSAL = ToyModel(block_causal=True)
@@ -76,6 +86,17 @@ SUB_BLOCK: list[dict[str, object]] = [
 ]
 
 
+Policies = list[dict[str, object]]
+_BOTH = [
+    pytest.param(BIDIRECTIONAL, MIXED, id="bi"),
+    pytest.param(CAUSAL, MIXED_CAUSAL, id="causal"),
+]
+BOTH = pytest.mark.parametrize(("model", "policies"), _BOTH)
+ALL_THREE = pytest.mark.parametrize(
+    ("model", "policies"), [*_BOTH, pytest.param(SHIFTED, MIXED, id="shifted")]
+)
+
+
 def mixed_requests(policies: list[dict[str, object]]) -> list[Request]:
     """Ragged prompts with different policies, temperatures, filters and seeds."""
     return [
@@ -101,3 +122,88 @@ def alone(model: ToyModel) -> dict[int, list[int]]:
     """Return what each request of the model's mixture writes in an engine of its own."""
     requests = mixed_requests(MIXED_CAUSAL if model.spec.block_causal else MIXED)
     return {each.uid: run(toy_engine(model), [each])[each.uid] for each in requests}
+
+
+PENALTIES: list[dict[str, Any]] = [
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 0.7},
+    {"repetition_penalty": 1.7},
+    {"presence_penalty": -0.5, "frequency_penalty": 0.4, "repetition_penalty": 0.8},
+    {"presence_penalty": 0.3, "frequency_penalty": -0.2, "repetition_penalty": 1.3},
+]
+
+
+def penalized_requests(policies: list[dict[str, object]]) -> list[Request]:
+    """Return the mixture, with penalties for all but every third."""
+    found = []
+    for request in mixed_requests(policies):
+        own = PENALTIES[request.uid % 5] if request.uid % 3 else {}
+        update = own | {"min_p": (0, 0.1)[request.uid % 2]}
+        found.append(replace(request, params=request.params.model_copy(update=update)))
+    return found
+
+
+def infill_requests(policies: list[dict[str, object]]) -> list[Request]:
+    """Return the mixture, with longer and longer texts that follow."""
+    plain = mixed_requests(policies)
+    return [replace(each, suffix=prompt_of(5 * each.uid, seed=50 + each.uid)) for each in plain]
+
+
+@cache
+def grammar(number: int) -> tuple[Automaton, bytes]:
+    found = random_automaton(random.Random(number), VOCAB, (EOS,))
+    return found, found.to_bytes()
+
+
+def guided_requests(policies: list[dict[str, object]], seed: int) -> list[Request]:
+    """Return the mixture with an automaton each, with just enough tokens or with more."""
+    found = []
+    for request in mixed_requests(policies):
+        automaton, data = grammar(100 * seed + request.uid)
+        most = automaton.shortest + (0, 3, 40)[(request.uid + seed) % 3]
+        update = {"max_tokens": max(most, 1), "ignore_eos": False}
+        params = request.params.model_copy(update=update)
+        found.append(replace(request, params=params, grammar=data))
+    return found
+
+
+def sequences_of(ids: Items[int]) -> tuple[tuple[int, ...], ...]:
+    """Return some of what an answer has, of two and of three tokens."""
+    pairs = [tuple(ids[at : at + 2]) for at in range(0, len(ids) - 2, 5)]
+    return (*pairs, *(tuple(ids[at : at + 3]) for at in range(2, len(ids) - 3, 7)))
+
+
+def careful_requests(model: ToyModel) -> list[Request]:
+    """Return the model's mixture, which must not write some of what it writes else."""
+    found = []
+    for request in mixed_requests(MIXED_CAUSAL if model.spec.block_causal else MIXED):
+        update = {"bad_token_sequences": sequences_of(alone(model)[request.uid])}
+        found.append(replace(request, params=request.params.model_copy(update=update)))
+    return found
+
+
+@cache
+def canvas_of(number: int) -> bytes:
+    return random_canvas(random.Random(number), VOCAB, MASK, EOS).to_bytes()
+
+
+def pinned(request: Request, number: int, **diffusion: object) -> Request:
+    """Return the request with a canvas in place of its length."""
+    own = request.params.diffusion.model_dump(exclude_unset=True) | {"canvas": "pinned"}
+    given = request.params.model_dump(exclude={"diffusion"}) | {"ignore_eos": False}
+    data = canvas_of(number)
+    given |= {"max_tokens": len(Canvas.from_bytes(data).cells), "diffusion": own | diffusion}
+    return replace(request, params=SamplingParams(**given), grammar=data)
+
+
+def pinned_requests(policies: list[dict[str, object]], seed: int) -> list[Request]:
+    """Return the mixture as far as canvases may shrink in it, some with the canvas as one block."""
+    refused = {"soft", "first_token", "sub_blocks", "edit"}
+    found = []
+    for request in mixed_requests(policies):
+        parts = request.params.diffusion.model_dump()
+        kinds = {part["kind"] for part in (parts["iteration"], parts["decoder"]) if part}
+        if not kinds & refused:
+            whole = {"block_length": None} if (request.uid + seed) % 2 else {}
+            found.append(pinned(request, 100 * seed + request.uid, **whole))
+    return found

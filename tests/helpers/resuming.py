@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
+from typing import NamedTuple
 
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Resume, Update
@@ -35,3 +36,29 @@ def cut_and_resume(
                 left.append(replace(request, resume=Resume.after(mine)))
         found += updates_of(new(), left, steps, rounds)
     return found
+
+
+class Story(NamedTuple):
+    """All that one request's updates say, however they are divided, but the work done."""
+
+    facts: dict[str, object]
+    numbers: list[float]  # probabilities of any kind
+
+    @staticmethod
+    def of(updates: Items[Update], uid: int) -> "Story":
+        mine = [update for update in updates if update.uid == uid]
+        top = [pairs for update in mine for pairs in update.top_logprobs]
+        last = mine[-1]
+        facts: dict[str, object] = {
+            "finish": [update.finish_reason for update in mine if update.finish_reason],
+            "stop_id": last.stop_id,
+            "ids": [token for update in mine for token in update.ids],
+            "steps": [step for update in mine for step in update.steps],
+            "top_logprobs": [[token for token, _ in pairs] for pairs in top],
+            "fields": {path: [*options] for path, (_, options) in last.fields.items()},
+        }
+        numbers = [number for update in mine for number in update.logprobs]
+        numbers += [number for pairs in top for _, number in pairs]
+        for probability, options in last.fields.values():
+            numbers += [probability, *options.values()]
+        return Story(facts, numbers)

@@ -116,8 +116,8 @@ class ToyModel(WritesLogits):
 class CountingModel(ToyModel):
     """Counts the positions that it runs; may fail once."""
 
-    def __init__(self, block_causal: bool = True) -> None:
-        super().__init__(block_causal)
+    def __init__(self, block_causal: bool = True, logit_shift: int = 0) -> None:
+        super().__init__(block_causal, logit_shift=logit_shift)
         self.positions = 0
         self.fails = False
 

@@ -88,31 +88,6 @@ def test_ties_go_to_the_lowest_id() -> None:
         assert all(int(ids) == 2 for ids in on_ranks(size, best))
 
 
-def test_top_k_and_top_p_keep_what_they_should() -> None:
-    one = torch.tensor([[0.4, 0.3, 0.2, 0.06, 0.04]], dtype=torch.float64).log()
-    many = 600
-
-    def kept(top_k: int, top_p: float) -> set[int]:
-        logits = Logits(one.expand(many, 5).clone(), 0, Mesh())
-        rows = torch.arange(many)
-        key = torch.zeros(many, dtype=torch.long), rows, torch.zeros(many, dtype=torch.long)
-        ids = logits.filtered(
-            rows,
-            torch.ones(many, dtype=torch.float64),
-            torch.full((many,), top_k),
-            torch.full((many,), top_p, dtype=torch.float64),
-        ).draw(key)
-        return set(ids.tolist())
-
-    assert kept(0, 1.0) == {0, 1, 2, 3, 4}
-    assert kept(2, 1.0) == {0, 1}
-    assert kept(9, 1.0) == {0, 1, 2, 3, 4}
-    assert kept(0, 0.69) == {0, 1}
-    assert kept(0, 0.71) == {0, 1, 2}
-    assert kept(0, 0.01) == {0}
-    assert kept(3, 0.7) == {0, 1}  # of the three, 0.7 * 0.9 = 0.63 is reached by two
-
-
 def kept_by_sorting(row: Tensor, top_k: int, top_p: float) -> set[int]:
     """Return what may be drawn: the definition, for values without ties."""
     values, ids = row.sort(descending=True)

@@ -230,13 +230,6 @@ def test_what_starts_early_is_given_what_it_may_save_in_a_step() -> None:
     ] == ["fast", "early", "default"]
 
 
-def test_a_trial_s_outcome_says_what_its_variant_may_save() -> None:
-    x, weight = torch.randn(4, 16), torch.ones(16)
-    variant = Variant("mine", norm.rms_norm, early_s=2.0)
-    found = attempt([Call(kernel(), (x, weight, 1e-5), {})], variant, seconds, None)
-    assert found.early_s == 2.0
-
-
 def routed(change: Callable[..., None] | None = None, tokens: int = 40) -> float:
     torch.manual_seed(1)
     args = torch.randn(tokens, 8), torch.randn(16, 8), None, 4

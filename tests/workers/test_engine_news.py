@@ -1,5 +1,6 @@
 """What an engine reports besides tokens: canvases, counts, a digest; and whom it admits first."""
 
+from collections import defaultdict
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -12,27 +13,34 @@ from diffray.components.params import SamplingParams
 from diffray.workers import rank
 from diffray.workers.digest import digest
 from diffray.workers.messages import Reply, Request, Round
-from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
-from tests.helpers.toy import ScriptedModel, ToyModel, drain, prompt_of, run, toy_engine
+from tests.helpers.mixed_requests import (
+    BIDIRECTIONAL,
+    BOTH,
+    CAUSAL,
+    MIXED,
+    Policies,
+    mixed_requests,
+)
+from tests.helpers.toy import ScriptedModel, ToyModel, drain, prompt_of, toy_engine
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize(
-    ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
-)
+@BOTH
 def test_watched_requests_show_the_canvas_of_every_round(
-    model: ToyModel, policies: list[dict[str, object]], steps: int
+    model: ToyModel, policies: Policies, steps: int
 ) -> None:
     requests = mixed_requests(policies)
     engine = toy_engine(model)
     for request in requests:
         engine.add(replace(request, watch=request.uid % 2 == 0))
+    told: dict[int, list[int]] = defaultdict(list)
     while not engine.idle:
         before = {sequence.uid for sequence in engine.running}
         updates = {update.uid: update for update in engine.step(steps)}
         assert {uid for uid in before if uid % 2 == 0} <= set(updates)
         for uid, update in updates.items():
+            told[uid] += update.ids
             if uid % 2:
                 assert update.canvas is None
             elif not update.finish_reason:
@@ -43,10 +51,11 @@ def test_watched_requests_show_the_canvas_of_every_round(
                 assert update.canvas == [
                     None if hidden else token for token, hidden in zip(ids, masked, strict=True)
                 ]
+                assert update.canvas[: len(told[uid])] == told[uid]
             else:
                 assert update.canvas is not None
                 assert None not in update.canvas
-                assert len(update.canvas) == requests[uid].params.max_tokens
+                assert len(update.canvas) == requests[uid].params.max_tokens == len(told[uid])
 
 
 def test_only_waits_while_there_is_work_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,4 +182,3 @@ def test_order_of_arrival_survives_preemption(num_pages: int) -> None:
         waiting = [s.uid for s in engine.waiting]
         assert waiting == sorted(waiting)
     assert begun == sorted(begun)
-    assert run(toy_engine(CAUSAL), requests)

@@ -33,9 +33,10 @@ from diffray.workers.setup import build_rank
 from diffray.workers.sleeper import Sleeper
 from tests.helpers.mixed_requests import (
     BIDIRECTIONAL,
+    BOTH,
     CAUSAL,
     MIXED,
-    MIXED_CAUSAL,
+    Policies,
     alone,
     mixed_requests,
 )
@@ -75,11 +76,9 @@ def with_graphs(engine: Engine, buckets: list[Bucket], record: Record = again) -
 SMALL = [Bucket(8, 112), Bucket(3, 40), Bucket(1, 33)]
 
 
-@pytest.mark.parametrize(
-    ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
-)
+@BOTH
 def test_ragged_and_padded_equals_run_as_it_is(
-    model: ToyModel, policies: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+    model: ToyModel, policies: Policies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policies = [p for p in policies if "iteration" not in p and "cfg_scale" not in p]
     requests = mixed_requests(policies)

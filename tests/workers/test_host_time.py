@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import host_time
-from benchmarks.host_time import PARTS, host_seconds
+from benchmarks.host_time import host_seconds
 from diffray.components.caches.exact import Exact
 from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.engine import Engine
-from tests.helpers.paths import GOLDEN
 from tests.helpers.replays import replays
 
 
@@ -43,26 +41,3 @@ def test_recordings_are_used_where_they_are_asked_for(monkeypatch: pytest.Monkey
     assert not seen
     host_seconds(1, "exact", True, 32)
     assert len(seen) > 5
-
-
-def test_the_table_is_printed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["host_time", "--rows", "1", "2", "--max-tokens", "32"])
-    host_time.main()
-    head, one, two = capsys.readouterr().out.splitlines()
-    assert head.split()[:7] == ["rows", "rounds", *PARTS, "idle", "forward"]
-    numbers = [float(x) for x in one.split()]
-    assert numbers[0] == 1 and two.split()[0] == "2"
-    assert numbers[5] == pytest.approx(numbers[2] + numbers[4], abs=2e-3)
-    assert numbers[7] == pytest.approx(numbers[1] / 32, abs=1e-3)
-    assert numbers[8] == pytest.approx(sum(numbers[2:5]) * 1e3 * numbers[7], rel=0.02)
-
-
-def test_a_checkpoint_decides_as_sdar_does() -> None:
-    """With a threshold of 1 a block takes all its steps; a low one leaves some out."""
-    rounds = [
-        host_seconds(1, "exact", False, 16, 4, 4, threshold, str(GOLDEN / "sdar"))[0]
-        for threshold in (1.0, 0.01)
-    ]
-    assert rounds == [16, 4]

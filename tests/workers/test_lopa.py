@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffray.components.config import InvalidField
 from diffray.components.params import SamplingParams
 from diffray.kernels.noise import gumbel
 from diffray.workers.messages import Request, Resume, Update
@@ -262,25 +261,3 @@ def test_a_request_resumes_with_the_same_tokens() -> None:
             left.append(replace(request, resume=Resume.after(mine)))
     assert left
     assert texts(found + run_all(toy_engine(ToyModel()), left)) == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({"diffusion": {"speculation": {"kind": "verify"}}}, "diffusion.decoder"),
-        ({"diffusion": {"iteration": {"kind": "soft"}}}, "diffusion.iteration"),
-        ({"diffusion": {"cache": {"kind": "sub_block"}}}, "diffusion.cache"),
-        ({"diffusion": {"cfg_scale": 1}}, "diffusion.cfg_scale"),
-        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
-        ({"presence_penalty": 1}, "repetition_penalty"),
-        ({"bad_token_sequences": [[1, 2]]}, "bad_words"),
-        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
-    ],
-)
-def test_what_does_not_go_with_it_is_refused(given: dict[str, Any], field: str) -> None:
-    diffusion = given.get("diffusion", {}) | {"decoder": LOPA}
-    with pytest.raises(InvalidField, match="'lopa'") as caught:
-        toy_engine(ToyModel(block_causal="cache" in diffusion)).add(
-            Request(0, (1, 2), SamplingParams(**given | {"diffusion": diffusion}))
-        )
-    assert caught.value.field == field and "not go with" in str(caught.value)

@@ -15,6 +15,8 @@ from diffray.workers.messages import Progress, Request, Resume, Update
 
 IDS = st.lists(st.integers(0, 1 << 20), max_size=5)
 REALS = st.floats(allow_nan=False, allow_infinity=False)
+SEEDS = st.none() | st.integers(-(2**63), 2**63 - 1)
+BIASES = st.dictionaries(st.integers(0, 1 << 20), st.floats(-100, 100))
 
 
 T = TypeVar("T")
@@ -28,25 +30,19 @@ def travelled(record: T, how: str) -> T:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=type(record))
 
 
-@pytest.mark.parametrize("how", ["pickle", "msgpack"])
-@given(
-    ids=IDS,
-    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
-    bias=st.dictionaries(st.integers(0, 1 << 20), st.floats(-100, 100)),
-    policy=st.sampled_from(
-        [
-            {},
-            {"block_length": 7, "decoder": {"kind": "edit"}, "cfg_scale": 0.5},
-            {"iteration": {"kind": "soft"}, "cache": {"kind": "vicinity", "refresh": 3}},
-        ]
-    ),
-    resume=st.none()
-    | st.builds(
-        lambda ids, blocks, steps, forwards: Resume(tuple(ids), Progress(blocks, steps), forwards),
-        IDS, st.integers(0, 9), st.integers(0, 99), st.integers(0, 99),
-    ),
-    watch=st.booleans(),
-)  # fmt: skip
+HOW = pytest.mark.parametrize("how", ["pickle", "msgpack"])
+POLICIES: list[dict[str, object]] = [
+    {},
+    {"block_length": 7, "decoder": {"kind": "edit"}, "cfg_scale": 0.5},
+    {"iteration": {"kind": "soft"}, "cache": {"kind": "vicinity", "refresh": 3}},
+]
+COUNT = st.integers(0, 99)
+PROGRESS = st.builds(Progress, COUNT, COUNT)
+RESUME = st.none() | st.builds(Resume, IDS.map(tuple), PROGRESS, COUNT)
+
+
+@HOW
+@given(ids=IDS, seed=SEEDS, bias=BIASES, policy=st.sampled_from(POLICIES), resume=RESUME)
 def test_a_request_arrives_as_it_was(
     how: str,
     ids: list[int],
@@ -54,46 +50,41 @@ def test_a_request_arrives_as_it_was(
     bias: dict[int, float],
     policy: dict[str, object],
     resume: Resume | None,
-    watch: bool,
 ) -> None:
     params = SamplingParams(
         seed=seed, logit_bias=bias, stop=["a", "\N{SNOWMAN}"], stop_token_ids=ids,
         temperature=0.1 + 0.2, logprobs=True, top_logprobs=4, bad_token_ids=ids, diffusion=policy,
     )  # fmt: skip
-    request = Request(2**53 + 1, (1, 2), params, tuple(ids), watch, resume, "salt")
+    request = Request(2**53 + 1, (1, 2), params, tuple(ids), len(ids) > 2, resume, "salt")
     wire = travelled(request.to_wire(), how)
     assert (wire.uid, wire.prompt, wire.max_tokens) == (2**53 + 1, (1, 2), 128)
     assert wire.restarts == (policy.get("iteration") == {"kind": "soft"})
     arrived = wire.to_request()
-    assert arrived == request
-    assert hash(arrived.resume) == hash(resume)
+    assert arrived == request and hash(arrived.resume) == hash(resume)
     assert arrived.params.model_dump() == params.model_dump()
     assert isinstance(arrived.params.stop_token_ids, tuple)
 
 
-@pytest.mark.parametrize("how", ["pickle", "msgpack"])
-@given(
+UPDATES = st.builds(
+    Update,
+    COUNT,
     ids=IDS,
+    steps=IDS,
     logprobs=st.lists(REALS, max_size=3),
-    reason=st.sampled_from([None, "stop", "length"]),
-    stop_id=st.none() | st.integers(0, 99),
-    top=st.lists(st.lists(st.tuples(st.integers(0, 99), REALS), max_size=3), max_size=3),
-    canvas=st.none() | st.lists(st.none() | st.integers(0, 99), max_size=4),
+    finish_reason=st.sampled_from([None, "stop", "length"]),
+    stop_id=st.none() | COUNT,
+    forwards=COUNT,
+    progress=PROGRESS,
+    top_logprobs=st.lists(st.lists(st.tuples(COUNT, REALS), max_size=3), max_size=3),
+    canvas=st.none() | st.lists(st.none() | COUNT, max_size=4),
+    cached_tokens=COUNT,
+    fields=st.just({"job": (0.5, {"nurse": -0.25, "pilot": -1.5})}),
 )
-def test_an_update_arrives_as_it_was(
-    how: str,
-    ids: list[int],
-    logprobs: list[float],
-    reason: str | None,
-    stop_id: int | None,
-    top: list[list[tuple[int, float]]],
-    canvas: list[int | None] | None,
-) -> None:
-    fields = {"job": (0.5, {"nurse": -0.25, "pilot": -1.5})}
-    update = Update(
-        1, ids, ids[::-1], logprobs, reason, stop_id, 5, Progress(2, 9), top, canvas, 7,
-        fields=fields,
-    )  # fmt: skip
+
+
+@HOW
+@given(update=UPDATES)
+def test_an_update_arrives_as_it_was(how: str, update: Update) -> None:
     arrived = travelled(update, how)
     assert arrived == update
     assert isinstance(arrived.progress, Progress)

@@ -11,7 +11,7 @@ from diffray.components.params import SamplingParams
 from diffray.components.sequence import Sequence
 from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.messages import Request
-from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL
+from tests.helpers.mixed_requests import BOTH, Policies
 from tests.helpers.toy import ToyModel, prompt_of, run, toy_engine
 
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2"}
@@ -43,11 +43,9 @@ def watched(denoise: Callable[..., None]) -> Callable[..., None]:
     return step
 
 
-@pytest.mark.parametrize(
-    ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
-)
+@BOTH
 def test_no_step_but_the_first_waits(
-    model: ToyModel, policies: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+    model: ToyModel, policies: Policies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For every decoder, with filters and guidance; windows stay, as without a cache they do."""
     requests = [

@@ -135,25 +135,6 @@ def test_who_gave_way_is_copied_back_instead_of_run_again() -> None:
     assert ran[0] - ran[1] == 6 * BLOCK
 
 
-def test_what_another_has_written_meanwhile_leaves_the_host() -> None:
-    """The second writes the first's answer again, whose blocks are on the host."""
-    engine = engine_of(num_pages=1 + 24)
-    first = request(0, PROMPTS[0][:20], max_tokens=80)
-    run(engine, [first])
-    run(engine, [request(1, PROMPTS[1], max_tokens=60)])
-    longer = request(2, first.prompt + tuple(alone(first)) + PROMPTS[2][:4])
-
-    def on_host() -> list[bool]:
-        found = engine.kv.prefixes.find(engine.check(longer))
-        return [not node.pages for node in found]
-
-    assert len(on_host()) == 6 and on_host()[-1]
-    assert cached(engine, first) == BLOCK
-    assert on_host() == [False] * 6
-    assert engine.kv.prefixes.num_host == len(engine.kv.prefixes.away) * BLOCK // PAGE
-    assert cached(engine, longer) == 6 * BLOCK
-
-
 def test_what_nobody_uses_for_long_is_forgotten_in_both_tiers() -> None:
     engine = engine_of(prefix_ttl=10.0)
     assert cached(engine, request(0, PROMPTS[0]), now=100.0) == 0

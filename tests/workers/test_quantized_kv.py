@@ -1,7 +1,5 @@
 """The engine's promises hold with K/V in few bits: what a query reads depends on nobody else."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -9,38 +7,10 @@ from diffray import DiffusionLLM
 from diffray.components.kv_pool import kv_format, position_bytes
 from diffray.components.params import SamplingParams
 from diffray.kernels.formats import Format
-from diffray.workers.messages import Request, Resume, Update
-from tests.helpers.mixed_requests import (
-    BIDIRECTIONAL,
-    CAUSAL,
-    MIXED,
-    MIXED_CAUSAL,
-    SHIFTED_CAUSAL,
-    SUB_BLOCK,
-    mixed_requests,
-)
-from tests.helpers.toy import ToyModel, drain, prompt_of, run, toy_engine
+from diffray.workers.messages import Request
+from tests.helpers.toy import ToyModel, prompt_of, run, toy_engine
 
 FORMS = [Format("uint8"), Format("uint4", 8)]  # a toy's heads have 8 numbers
-MIXTURES = {
-    "bi": (BIDIRECTIONAL, MIXED),
-    "causal": (CAUSAL, MIXED_CAUSAL),
-    "shifted causal": (SHIFTED_CAUSAL, SUB_BLOCK),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.kind)
-@pytest.mark.parametrize("mixture", MIXTURES)
-def test_batched_preempted_or_in_other_pages_equals_alone(mixture: str, form: Format) -> None:
-    model, policies = MIXTURES[mixture]
-    requests = mixed_requests(policies)
-    together = run(toy_engine(model, form=form), requests)
-    crowded = toy_engine(model, form=form, num_pages=100, page_size=5)
-    assert run(crowded, requests, steps=3) == together
-    for request in requests:
-        assert run(toy_engine(model, form=form), [request])[request.uid] == together[request.uid]
-    assert run(toy_engine(model), requests) != together, "rounding shows nowhere"
 
 
 def request(uid: int, prompt: tuple[int, ...]) -> Request:
@@ -65,30 +35,6 @@ def test_shared_prefixes_and_chunks_change_nobody_s_tokens(form: Format, shift: 
         assert run(sharing, [first, other]) == expected  # at once
         assert run(sharing, [other, first]) == expected  # from what is there
         assert sharing.kv.prefixes.num_idle > 0
-
-
-@pytest.mark.parametrize("mixture", ["bi", "causal"])
-def test_what_resumes_on_another_engine_goes_on_as_if_undisturbed(mixture: str) -> None:
-    model, policies = MIXTURES[mixture]
-    form = FORMS[1]
-    requests = mixed_requests(policies)[:5]
-    whole = run(toy_engine(model, form=form), requests)
-    lost = toy_engine(model, form=form)
-    for each in requests:
-        lost.add(each)
-    told: dict[int, list[Update]] = {each.uid: [] for each in requests}
-    for _ in range(15):
-        for update in lost.step():
-            told[update.uid].append(update)
-    engine = toy_engine(model, form=form)
-    for each in requests:
-        if not any(update.finish_reason for update in told[each.uid]):
-            engine.add(replace(each, resume=Resume.after(told[each.uid])))
-    rest = drain(engine)
-    assert any(told.values()) and rest
-    for each in requests:
-        before = [token for update in told[each.uid] for token in update.ids]
-        assert before + rest.get(each.uid, []) == whole[each.uid]
 
 
 def test_the_same_memory_holds_more_positions() -> None:

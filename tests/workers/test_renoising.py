@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from benchmarks.golden import golden, images_of
-from diffray import DiffusionLLM, SamplingParams
-from diffray.components.config import InvalidField
+from diffray import SamplingParams
 from diffray.components.iterations import Renoise
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
-from diffray.workers.messages import Request, Resume, Update
+from diffray.workers.messages import Request
 from diffray.workers.setup import build_engine
 from tests.helpers.paths import GOLDEN
 from tests.helpers.random_grammars import random_automaton
@@ -139,24 +138,6 @@ def test_tokens_are_reported_a_canvas_at_a_time() -> None:
     assert lengths == [12, 11]
 
 
-@pytest.mark.parametrize("uid", [0, 3, 5])
-def test_preempted_and_resumed_equal_uninterrupted(uid: int) -> None:
-    made, request = engine(), requests()[uid]
-    made.add(request)
-    updates: list[Update] = []
-    for step in range(200):
-        updates += made.step()
-        if step % 5 == 3:
-            made.preempt(uid)
-        if any(update.ids for update in updates):
-            break
-    made.cancel(uid)
-    assert made.idle and made.slots.soft.num_rows == 0
-    resume = Resume.after(updates)
-    again = Request(uid, request.prompt, request.params, resume=resume, images=request.images)
-    assert [*resume.ids, *run(engine(), [again])[uid]] == alone()[uid]
-
-
 def test_a_canvas_cools_from_its_first_step_on() -> None:
     rule = Renoise(max_steps=4, t_min=0.4, t_max=0.8)
     assert [rule.temperature(n, 1.0) for n in range(4)] == pytest.approx([0.8, 0.7, 0.6, 0.5])
@@ -199,34 +180,22 @@ def test_seeds_differ_and_are_repeated() -> None:
         ({"diffusion": {"canvas": "pinned"}}, "'pinned' needs structured outputs"),
         ({"diffusion": {"cache": {"kind": "dual"}}}, "use 'exact' or 'none'"),
         ({"diffusion": {"cache": {"kind": "sub_block"}}}, "use 'exact'"),
+        ({"max_tokens": 16, "grammar": True}, "structured outputs do not go with iteration"),
     ],
 )
 def test_what_does_not_fit_is_refused(params: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        cpu_engine().check(Request(0, (5, 6), SamplingParams(**params)))
-
-
-def test_structured_outputs_are_refused() -> None:
+    params = dict(params)
     limits = cpu_engine().limits
     size, ends = limits.spec.vocab_size, limits.eos_token_ids
-    grammar = random_automaton(random.Random(1), size, ends).to_bytes()
-    with pytest.raises(InvalidField, match="structured outputs do not go with iteration 'renoise'"):
-        cpu_engine().check(Request(0, (5, 6), SamplingParams(max_tokens=16), grammar=grammar))
+    guided = params.pop("grammar", False)
+    grammar = random_automaton(random.Random(1), size, ends).to_bytes() if guided else b""
+    with pytest.raises(ValueError, match=said):
+        cpu_engine().check(Request(0, (5, 6), SamplingParams(**params), grammar=grammar))
 
 
 @cache
 def cpu_engine() -> Engine:
     return engine()
-
-
-def test_renoise_is_refused_by_models_with_masks() -> None:
-    with (
-        DiffusionLLM(
-            str(GOLDEN / "sdar"), dtype="float32", mask_token_id=510, eos_token_id=511
-        ) as llm,
-        pytest.raises(ValueError, match="denoises masks; use 'block_diffusion'"),
-    ):
-        llm.generate([[1, 2]], diffusion={"iteration": {"kind": "renoise"}}, use_tqdm=False)
 
 
 @pytest.mark.parametrize(

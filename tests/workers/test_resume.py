@@ -1,67 +1,21 @@
 """A request whose engine is lost resumes in another, from its updates alone, to the same text."""
 
-from collections.abc import Sequence as Items
 from dataclasses import fields, replace
-from functools import cache, partial
+from functools import partial
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from diffray.components.params import SamplingParams
-from diffray.workers.messages import Progress, Request, Resume, Update
+from diffray.workers.messages import Request, Resume, Update
 from tests.helpers.mixed_requests import (
     BIDIRECTIONAL,
     CAUSAL,
     MIXED,
     MIXED_CAUSAL,
-    SHIFTED_CAUSAL,
-    SUB_BLOCK,
     mixed_requests,
 )
-from tests.helpers.resuming import cut_and_resume, updates_of
-from tests.helpers.toy import EOS, ScriptedModel, ToyModel, certain, prompt_of, toy_engine
-
-MIXTURES: dict[str, tuple[ToyModel, list[dict[str, object]]]] = {
-    "bi": (BIDIRECTIONAL, MIXED),
-    "causal": (CAUSAL, MIXED_CAUSAL),
-    "shifted": (SHIFTED_CAUSAL, MIXED_CAUSAL[-2:] + SUB_BLOCK),
-}
-
-
-def story(updates: Items[Update], uid: int) -> dict[str, object]:
-    """Return all that one request's updates say, however they are divided, but the work done."""
-    mine = [update for update in updates if update.uid == uid]
-    joined: dict[str, object] = {"finish": [u.finish_reason for u in mine if u.finish_reason]}
-    for name in ("ids", "steps", "logprobs", "top_logprobs"):
-        joined[name] = [each for update in mine for each in getattr(update, name)]
-    return joined | {"stop_id": mine[-1].stop_id, "fields": mine[-1].fields}
-
-
-@cache
-def ranked_request(mixture: str, uid: int) -> tuple[Request, dict[str, object]]:
-    """Return a request of the mixture, with rankings, and its story where nothing is cut."""
-    model, policies = MIXTURES[mixture]
-    requests = mixed_requests(policies)
-    request = requests[uid % len(requests)]
-    ranked = {"logprobs": True, "top_logprobs": 3}
-    request = replace(request, params=request.params.model_copy(update=ranked))
-    whole = updates_of(toy_engine(model), [request], 1)
-    return request, story(whole, request.uid)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mixture", MIXTURES)
-@settings(max_examples=15)
-@given(
-    uid=st.integers(0, len(MIXED) - 1),
-    steps=st.integers(1, 4),
-    cuts=st.lists(st.integers(0, 30), min_size=1, max_size=2),
-)
-def test_any_cut_changes_nothing(mixture: str, uid: int, steps: int, cuts: list[int]) -> None:
-    request, whole = ranked_request(mixture, uid)
-    found = cut_and_resume(partial(toy_engine, MIXTURES[mixture][0]), [request], steps, cuts)
-    assert story(found, request.uid) == whole
+from tests.helpers.resuming import Story, cut_and_resume, updates_of
+from tests.helpers.toy import EOS, ScriptedModel, certain, prompt_of, toy_engine
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -80,10 +34,10 @@ def test_end_token_is_reported_once(causal: bool, early_stop: bool, where: int) 
     }
     request = Request(0, prompt_of(6), SamplingParams(max_tokens=21, diffusion=diffusion))
     whole = updates_of(toy_engine(model), [request], 1)
-    assert story(whole, 0)["stop_id"] == EOS
+    assert Story.of(whole, 0).facts["stop_id"] == EOS
     for cut in range(whole[-1].forwards):
         found = cut_and_resume(partial(toy_engine, model), [request], 1, [cut])
-        assert story(found, 0) == story(whole, 0)
+        assert Story.of(found, 0) == Story.of(whole, 0)
 
 
 def test_only_the_current_block_is_done_again() -> None:
@@ -96,27 +50,6 @@ def test_only_the_current_block_is_done_again() -> None:
         assert whole[-1].forwards < found[-1].forwards <= whole[-1].forwards + 8
 
 
-@pytest.mark.long
-def test_preemption_and_resumption_mix() -> None:
-    for model, policies in ((BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)):
-        requests = mixed_requests(policies)
-        engine = toy_engine(model)
-        for request in requests:
-            engine.add(request)
-        found = [u for _ in range(7) for u in engine.step()]
-        for request in requests:
-            engine.preempt(request.uid)
-        found += [u for _ in range(3) for u in engine.step()]
-        for request in requests:
-            mine = [u for u in found if u.uid == request.uid]
-            if mine and mine[-1].finish_reason:
-                continue
-            rest = [replace(request, resume=Resume.after(mine))]
-            both = [*mine, *updates_of(toy_engine(model), rest, 2)]
-            whole = updates_of(toy_engine(model), [request], 2)
-            assert story(both, request.uid) == story(whole, request.uid)
-
-
 def test_nothing_to_resume_is_a_new_request() -> None:
     assert Resume.after([]) == Resume()
     request = mixed_requests(MIXED)[0]
@@ -125,34 +58,10 @@ def test_nothing_to_resume_is_a_new_request() -> None:
     assert found == plain
 
 
-@pytest.mark.parametrize(
-    ("resume", "message"),
-    [
-        (Resume((1,) * 20), "all tokens were reported"),
-        (Resume((1, EOS)), "the end token was reported"),
-        (Resume((1, EOS, 1)), "do not fit"),
-        (Resume((1,) * 7, Progress(1, 3)), "do not fit"),
-        (Resume((1,) * 9, Progress(2, 9)), "do not fit"),
-        (Resume((1,) * 9, Progress(1, 0)), "do not fit"),
-        (Resume((1,) * 9, Progress(0, 3)), "do not fit"),
-        (Resume((1,) * 9, Progress(-1, 3)), "do not fit"),
-        (Resume((1,) * 19, Progress(9, 9)), "do not fit"),
-        (Resume((1,) * 21), "do not fit"),
-        (Resume((64,)), "not in the vocabulary"),
-    ],
-)
-def test_what_cannot_have_been_is_refused(resume: Resume, message: str) -> None:
-    engine = toy_engine(BIDIRECTIONAL)
-    params = SamplingParams(max_tokens=20, diffusion={"block_length": 8})
-    with pytest.raises(ValueError, match=message):
-        engine.add(Request(0, prompt_of(5), params, resume=resume))
-    assert engine.idle
-
-
 def test_the_story_leaves_out_only_the_work() -> None:
     engine = toy_engine(ScriptedModel(certain({})))
-    told = {*story(updates_of(engine, [mixed_requests(MIXED)[0]], 1), 0)}
-    assert {f.name for f in fields(Update)} - told == {
+    facts = Story.of(updates_of(engine, [mixed_requests(MIXED)[0]], 1), 0).facts
+    assert {f.name for f in fields(Update)} - {*facts, "logprobs"} == {
         "uid", "finish_reason", "forwards", "progress", "canvas", "cached_tokens",
         "ran", "version", "approximate",
     }  # fmt: skip

@@ -17,7 +17,13 @@ from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
-from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
+from tests.helpers.mixed_requests import (
+    BIDIRECTIONAL,
+    BOTH,
+    CAUSAL,
+    Policies,
+    mixed_requests,
+)
 from tests.helpers.toy import ToyModel, prompt_of, toy_engine
 
 Found = dict[int, list[tuple[Any, ...]]]
@@ -114,11 +120,9 @@ def test_the_usual_decoders_end_their_steps_in_one_kernel(
     assert set(seen) == {"settle"}
 
 
-@pytest.mark.parametrize(
-    ("model", "policies"), [(BIDIRECTIONAL, MIXED), (CAUSAL, MIXED_CAUSAL)], ids=["bi", "causal"]
-)
+@BOTH
 def test_what_the_kernel_has_no_rule_for_is_accepted_as_before(
-    model: ToyModel, policies: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    model: ToyModel, policies: Policies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = mixed_requests(policies)
     expected = everything(toy_engine(model), requests)

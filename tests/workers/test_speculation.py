@@ -1,7 +1,6 @@
 """Speculation saves forwards and changes nothing else."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from benchmarks.golden import EOS, MASK, MASKED, params_of
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.config import InvalidField
 from diffray.components.speculation import Chance
-from diffray.workers.messages import Request, Resume, Update
+from diffray.workers.messages import Request
 from examples.train_demo.tasks import chat, held_out_items
 from tests.helpers.paths import GOLDEN
 from tests.helpers.speculating import draw_requests, run_all, speculating, texts
@@ -59,27 +58,6 @@ def test_tokens_and_steps_are_those_without(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_and_steps_are_those_without_in_200_requests(kind: str, seed: int) -> None:
     compare(kind, 25, seed=100 + seed)
-
-
-def test_a_request_resumes_with_the_same_tokens() -> None:
-    """Preempted in its engine again and again, and continued in another one."""
-    requests = speculating(draw_requests(4, 3, causal=False, shifted=False))
-    expected = texts(run_all(toy_engine(ToyModel()), requests))
-    engine = toy_engine(ToyModel())
-    for request in requests:
-        engine.add(request)
-    found: list[Update] = []
-    for number in range(9):
-        found += engine.step()
-        if engine.running:
-            engine.preempt(engine.running[number % len(engine.running)].uid)
-    left = []
-    for request in requests:
-        mine = [update for update in found if update.uid == request.uid]
-        if not mine or not mine[-1].finish_reason:
-            left.append(replace(request, resume=Resume.after(mine)))
-    assert left
-    assert texts(found + run_all(toy_engine(ToyModel()), left)) == expected
 
 
 @pytest.mark.long
@@ -174,19 +152,6 @@ def test_drafts_are_run_while_they_bring_more_than_they_take(
     assert sum(engine.drafting.running.values()) == drafts
 
 
-def test_what_was_right_makes_the_next_draft_likelier() -> None:
-    chance = Chance(run=2)
-    before = chance.value
-    chance.note(2, done=False)
-    assert chance.value > before
-    for _ in range(9):
-        chance.note(0, done=False)
-    assert chance.value < 0.3
-    low, chance.run = chance.value, 0
-    chance.note(0, done=True)
-    assert low < chance.value < before  # it is tried again some day
-
-
 @pytest.mark.parametrize(
     ("state", "foreseen", "done", "counted"),
     [
@@ -234,27 +199,3 @@ def test_requests_learn_from_those_before_them(decoder: dict[str, Any], pays: bo
             made[-1] += sum(engine.drafting.holders.values())
     assert run[0] > 0 and (sum(run[-10:]) > 0) == pays
     assert pays or sum(made[-20:]) < 20
-
-
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({"diffusion": {"decoder": {"kind": "edit"}}}, "diffusion.decoder"),
-        ({"diffusion": {"decoder": {"kind": "credit"}}}, "diffusion.decoder"),
-        ({"diffusion": {"decoder": {"kind": "schedule"}}}, "diffusion.decoder"),
-        ({"diffusion": {"iteration": {"kind": "soft"}}}, "diffusion.iteration"),
-        ({"diffusion": {"cache": {"kind": "sub_block"}}}, "diffusion.cache"),
-        ({"diffusion": {"cfg_scale": 1}}, "diffusion.cfg_scale"),
-        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
-        ({"presence_penalty": 1}, "repetition_penalty"),
-        ({"bad_token_sequences": [[1, 2]]}, "bad_words"),
-        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
-    ],
-)
-def test_what_does_not_go_with_it_is_refused(given: dict[str, Any], field: str) -> None:
-    diffusion = given.get("diffusion", {}) | VERIFY
-    with pytest.raises(InvalidField, match="not go with diffusion") as caught:
-        toy_engine(ToyModel(block_causal="cache" in diffusion)).add(
-            Request(0, (1, 2), SamplingParams(**given | {"diffusion": diffusion}))
-        )
-    assert caught.value.field == field

@@ -71,24 +71,6 @@ def test_a_sequence_within_the_start_of_another_is_avoided_too() -> None:
     assert generate(model, prompt_of(6), max_tokens=6, **avoided).count(5) == 2
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"allowed_token_ids": [MASK]}, "leave no token except"),
-        ({"allowed_token_ids": [EOS, MASK]}, "leave no token except"),
-        ({"allowed_token_ids": [3, 4], "bad_token_ids": [4, 3]}, "leave no token except"),
-        ({"bad_token_ids": range(EOS - 1)}, "leave no token except"),
-        ({"bad_token_ids": [64]}, "not in the vocabulary"),
-        ({"allowed_token_ids": [-1]}, "not in the vocabulary"),
-    ],
-)
-def test_a_choice_of_nothing_is_refused(params: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        toy_engine(BIDIRECTIONAL).add(Request(0, (1,), SamplingParams(**params)))
-    ending = SamplingParams(allowed_token_ids=[EOS], ignore_eos=True)
-    toy_engine(BIDIRECTIONAL).check(Request(0, (1,), ending))
-
-
 def updates_of(engine: Engine, requests: list[Request], steps: int) -> dict[int, list[Update]]:
     found: dict[int, list[Update]] = {request.uid: [] for request in requests}
     for request in requests:

@@ -148,45 +148,34 @@ def test_sampled_tokens_are_those_of_torch() -> None:
 def test_triton_on_a_cpu_is_for_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton import knobs
 
-    assert choose_kernels("auto", CPU, torch.float32) is TORCH
-    assert choose_kernels("torch", CPU, torch.float32) is TORCH
     monkeypatch.setattr(knobs.runtime, "interpret", True)
     assert choose_kernels("triton", CPU, torch.float32).name == "triton"
-    assert choose_kernels("auto", CPU, torch.float32) is TORCH
     monkeypatch.setattr(knobs.runtime, "interpret", False)
     with pytest.raises(ValueError, match=r"the device is cpu; choose cuda, or .* TRITON_INTERPRET"):
         choose_kernels("triton", CPU, torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("kernels", "dtype", "message"),
-    [
-        (
-            "triton",
-            torch.float64,
-            "Triton's kernels do not support float64; choose a dtype of bfloat16, float16, float32",
-        ),
-        ("cuda", torch.float32, "kernels is 'cuda'; expected one of auto, torch, triton"),
-    ],
-)
-def test_kernels_that_cannot_be_are_refused(kernels: str, dtype: torch.dtype, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        choose_kernels(kernels, CPU, dtype)
-
-
-def test_without_triton_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffray.kernels.choose.find_spec", lambda _name: None)
-    with pytest.raises(ValueError, match=r"is not installed; pip install 'diffray\[triton\]"):
-        choose_kernels("triton", CPU, torch.float32)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert choose_kernels("auto", torch.device("cuda"), torch.float32) is TORCH
-
-
-def test_with_triton_a_gpu_gets_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert choose_kernels("auto", torch.device("cuda"), torch.float32).name == "triton"
+def test_auto_is_triton_where_it_is_installed_and_the_gpu_is_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = torch.device("cuda")
+    assert choose_kernels("torch", CPU, torch.float32) is TORCH
+    assert choose_kernels("auto", CPU, torch.float32) is TORCH
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert choose_kernels("auto", torch.device("cuda"), torch.float32) is TORCH
+    assert choose_kernels("auto", gpu, torch.float32) is TORCH
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert choose_kernels("auto", gpu, torch.float32).name == "triton"
+    monkeypatch.setattr("diffray.kernels.choose.find_spec", lambda _name: None)
+    assert choose_kernels("auto", gpu, torch.float32) is TORCH
+    with pytest.raises(ValueError, match=r"is not installed; pip install 'diffray\[triton\]'"):
+        choose_kernels("triton", CPU, torch.float32)
+
+
+def test_kernels_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not support float64; choose a dtype of bfloat16"):
+        choose_kernels("triton", CPU, torch.float64)
+    with pytest.raises(ValueError, match="kernels is 'cuda'; expected one of auto, torch, triton"):
+        choose_kernels("cuda", CPU, torch.float32)
 
 
 def test_both_sets_have_the_same_functions() -> None:

@@ -69,65 +69,53 @@ def test_tokens_are_the_engines_own(engine: LocalEngine) -> None:
         assert updates[-1].finish_reason == "length"
 
 
-def test_a_full_queue_refuses(engine: LocalEngine) -> None:
-    async def scenario() -> None:
-        streams = [submit(engine, uid, LONG) for uid in range(5)]
-        first = [asyncio.ensure_future(anext(stream)) for stream in streams]
-        await asyncio.sleep(0)  # two run, three wait
-        with pytest.raises(Overloaded):
-            await finish(engine, Request(9, (1, 2), SHORT))
-        for task in first:
-            task.cancel()
-        await asyncio.gather(*first, return_exceptions=True)
+async def test_a_full_queue_refuses(engine: LocalEngine) -> None:
+    streams = [submit(engine, uid, LONG) for uid in range(5)]
+    first = [asyncio.ensure_future(anext(stream)) for stream in streams]
+    await asyncio.sleep(0)  # two run, three wait
+    with pytest.raises(Overloaded):
+        await finish(engine, Request(9, (1, 2), SHORT))
+    for task in first:
+        task.cancel()
+    await asyncio.gather(*first, return_exceptions=True)
+    await until(lambda: all_free(engine))
+    assert (await finish(engine, Request(9, (1, 2), SHORT)))[-1].finish_reason == "length"
+
+
+async def test_a_slow_reader_gets_few_pieces_and_every_token(engine: LocalEngine) -> None:
+    async with aclosing(submit(engine, 1, LONG)) as stream:
+        found = [await anext(stream)]
         await until(lambda: all_free(engine))
-        assert (await finish(engine, Request(9, (1, 2), SHORT)))[-1].finish_reason == "length"
-
-    asyncio.run(scenario())
-
-
-def test_a_slow_reader_gets_few_pieces_and_every_token(engine: LocalEngine) -> None:
-    async def scenario() -> None:
-        async with aclosing(submit(engine, 1, LONG)) as stream:
-            found = [await anext(stream)]
-            await until(lambda: all_free(engine))
-            found += [update async for update in stream]
-        assert found[-1].finish_reason == "length"
-        assert len(found) <= 2 * PIECES
-        quick = await finish(engine, Request(2, (1, 2), LONG))
-        assert len(quick) > 2 * PIECES, "too few pieces to join"
-        assert ids_of(found) == ids_of(quick)
-
-    asyncio.run(scenario())
+        found += [update async for update in stream]
+    assert found[-1].finish_reason == "length"
+    assert len(found) <= 2 * PIECES
+    quick = await finish(engine, Request(2, (1, 2), LONG))
+    assert len(quick) > 2 * PIECES, "too few pieces to join"
+    assert ids_of(found) == ids_of(quick)
 
 
-def test_closing_a_stream_frees_its_pages(engine: LocalEngine) -> None:
-    async def scenario() -> None:
-        stream = submit(engine, 1, LONG)
-        await anext(stream)
-        load = await engine.load()
-        assert load.running == 1 and load.free_pages < load.num_pages
-        await stream.aclose()
-        await until(lambda: all_free(engine))
-        # One round may have been running, and its news on their way.
-        assert (await engine.load()).rounds <= load.rounds + 2
-
-    asyncio.run(scenario())
+async def test_closing_a_stream_frees_its_pages(engine: LocalEngine) -> None:
+    stream = submit(engine, 1, LONG)
+    await anext(stream)
+    load = await engine.load()
+    assert load.running == 1 and load.free_pages < load.num_pages
+    await stream.aclose()
+    await until(lambda: all_free(engine))
+    # One round may have been running, and its news on their way.
+    assert (await engine.load()).rounds <= load.rounds + 2
 
 
-def test_a_deadline_or_the_end_of_the_engine_ends_a_request(engine: LocalEngine) -> None:
-    async def scenario() -> None:
-        with pytest.raises(DeadlineExceeded):
-            async for _ in submit(engine, 1, LONG, deadline=0.01):
-                pass
-        await until(lambda: all_free(engine))
-        stream = submit(engine, 1, LONG)
-        await anext(stream)
-        await asyncio.to_thread(engine.close)
-        with pytest.raises(EngineFailed, match="closed"):
-            async for _ in stream:
-                pass
-
-    asyncio.run(scenario())
+async def test_a_deadline_or_the_end_of_the_engine_ends_a_request(engine: LocalEngine) -> None:
+    with pytest.raises(DeadlineExceeded):
+        async for _ in submit(engine, 1, LONG, deadline=0.01):
+            pass
+    await until(lambda: all_free(engine))
+    stream = submit(engine, 1, LONG)
+    await anext(stream)
+    await asyncio.to_thread(engine.close)
+    with pytest.raises(EngineFailed, match="closed"):
+        async for _ in stream:
+            pass
 
 
 def test_what_cannot_run_is_refused_and_the_rest_goes_on(engine: LocalEngine) -> None:
@@ -236,7 +224,7 @@ def test_pages_of_a_shared_prefix_are_counted_once(same: bool, together: int) ->
     assert most == together
 
 
-def test_one_checked_request_may_run_again(engine: LocalEngine) -> None:
+async def test_one_checked_request_may_run_again(engine: LocalEngine) -> None:
     checked = check_request(Request(1, (1, 2), LONG), engine.limits)
 
     async def tokens(most: int = 400) -> list[int]:
@@ -248,13 +236,10 @@ def test_one_checked_request_may_run_again(engine: LocalEngine) -> None:
                     break
         return ids
 
-    async def scenario() -> None:
-        first = await tokens()
-        part = await tokens(most=20)  # cancelled half way
-        assert len(first) == 400 and first[: len(part)] == part
-        assert await tokens() == first
-
-    asyncio.run(scenario())
+    first = await tokens()
+    part = await tokens(most=20)  # cancelled half way
+    assert len(first) == 400 and first[: len(part)] == part
+    assert await tokens() == first
 
 
 def test_forwards_never_fall_where_a_request_gives_way_before_its_first_token(

@@ -285,19 +285,16 @@ def test_requests_that_come_while_it_sleeps_wait() -> None:
         asyncio.run(story(engine))
 
 
-def test_coroutines_sleep_and_wake_their_model(tmp_path: Path) -> None:
+async def test_coroutines_sleep_and_wake_their_model(tmp_path: Path) -> None:
     folder = made(tmp_path / "model", LLADA)
 
-    async def story() -> None:
-        async with AsyncDiffusionLLM(str(folder), dtype="float32", device="cpu") as llm:
-            await llm.sleep(2)
-            assert await llm.is_sleeping()
-            handle = await llm.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
-            await asyncio.sleep(0.05)
-            assert handle.status.phase == Phase.QUEUED
-            await llm.wake_up()
-            assert not await llm.is_sleeping()
-            output = await handle.result()
-            assert len(output.outputs[0].token_ids) == 4
-
-    asyncio.run(story())
+    async with AsyncDiffusionLLM(str(folder), dtype="float32", device="cpu") as llm:
+        await llm.sleep(2)
+        assert await llm.is_sleeping()
+        handle = await llm.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
+        await asyncio.sleep(0.05)
+        assert handle.status.phase == Phase.QUEUED
+        await llm.wake_up()
+        assert not await llm.is_sleeping()
+        output = await handle.result()
+        assert len(output.outputs[0].token_ids) == 4

@@ -228,11 +228,3 @@ def test_a_lost_replica_s_conversations_move_and_the_others_stay(
         after = settled  # until the health check has seen it, HAProxy asks any other
     heirs = {other for one, other in zip(before, settled, strict=True) if one != other}
     assert heirs == {"SERVE_REPLICA-1", "SERVE_REPLICA-2"}
-
-
-def test_serves_template_has_the_lines_that_are_edited() -> None:
-    from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
-
-    lines = HAPROXY_CONFIG_TEMPLATE.splitlines()
-    assert lines[0] == "global"
-    assert "backend {{ backend.name or 'unknown' }}" in lines

@@ -12,13 +12,12 @@ import pytest
 from ray import serve
 from ray.exceptions import RayError
 
-from benchmarks.serve_process import free_port
 from diffray import AsyncDiffusionLLM, DiffusionLLM, SamplingParams
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.request_handle import Phase, RequestCancelled
 from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
 from diffray.cluster.serve.server import remove
-from tests.helpers.nodes import alive, application, start
+from tests.helpers.nodes import alive, application, serving, start
 from tests.helpers.paths import ROOT
 
 pytestmark = pytest.mark.long
@@ -37,15 +36,11 @@ LONG = SamplingParams(
 
 @pytest.fixture(scope="module")
 def application_name(shared_ray: None) -> Iterator[str]:
-    port = free_port()
-    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-    try:
+    with serving():
         wanted = application("handled", engine_kwargs=ENGINE)
         start(wanted)
         yield "handled"
         remove(wanted)
-    finally:
-        serve.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -105,6 +105,18 @@ async def test_closing_a_stream_frees_its_pages(engine: LocalEngine) -> None:
     assert (await engine.load()).rounds <= load.rounds + 2
 
 
+async def test_lower_priority_numbers_run_first(engine: LocalEngine) -> None:
+    order: list[int] = []
+
+    async def one(uid: int, priority: int) -> None:
+        async for update in submit(engine, uid, SHORT, priority=priority):
+            if update.finish_reason:
+                order.append(uid)
+
+    await asyncio.gather(*(one(uid, (0, 0, 5, 1, -1)[uid]) for uid in range(5)))  # two run
+    assert order.index(4) < order.index(2) == 4
+
+
 async def test_a_deadline_or_the_end_of_the_engine_ends_a_request(engine: LocalEngine) -> None:
     with pytest.raises(DeadlineExceeded):
         async for _ in submit(engine, 1, LONG, deadline=0.01):

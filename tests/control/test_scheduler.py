@@ -160,6 +160,22 @@ def test_of_equal_requests_none_gives_way() -> None:
     assert scheduler.preemptions == 0
 
 
+def test_a_short_request_behind_waiting_long_ones_hardly_waits_either() -> None:
+    """Long ones that have waited for a while come first; their turns end for it nevertheless."""
+    scheduler = Scheduler(slots=4, pages=1000, max_waiting=1000, time_slice=8)
+    ranks = FakeRanks(slots=4, pages=1000, need={uid: 1 for uid in range(200)})
+    for uid in range(12):
+        scheduler.submit(asked(uid, 400), Footprint(1))
+    for uid in range(100, 100 + 60):  # each ends within a turn; the long ones' order comes up
+        scheduler.submit(asked(uid, 4), Footprint(1))
+        rounds, ended = 0, False
+        while not ended:
+            rounds += 1
+            news = turn(scheduler, ranks)[1]
+            ended = any(event.ends for event in news if event.uid == uid)
+        assert rounds <= 60, (uid, rounds)
+
+
 @pytest.mark.parametrize(
     ("longs", "tokens", "rate"), [(16, 900, 2), (40, 900, 2), (16, 2500, 2), (56, 9000, 20)]
 )

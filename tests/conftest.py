@@ -30,7 +30,9 @@ from hypothesis import settings
 
 from tools.signals import as_in_a_terminal
 
-pytest_plugins = ("tests.helpers.lanes", "tests.helpers.second_try", "tests.helpers.shared")
+pytest_plugins = tuple(
+    f"tests.helpers.{name}" for name in ("coroutines", "lanes", "second_try", "shared")
+)
 
 as_in_a_terminal()
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -3,8 +3,9 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, cast
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
 
@@ -20,8 +21,6 @@ from diffray.components.model_spec import ModelSpec
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, Footprint, RankPlace, Reply, Round
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
-
-T = TypeVar("T")
 
 
 class FakeGang:
@@ -130,20 +129,18 @@ def finished(*uids: int) -> Callable[[list[Event]], bool]:
     return enough
 
 
-def run(story: Callable[[World], Coroutine[Any, Any, T]], **options: Any) -> T:
-    async def told() -> T:
-        world = World(**options)
-        await world.coordinator.start()
-        try:
-            return await story(world)
-        finally:
-            await world.coordinator.stop(0)
-
-    return asyncio.run(told())
+@asynccontextmanager
+async def world_of(**options: Any) -> AsyncIterator[World]:
+    world = World(**options)
+    await world.coordinator.start()
+    try:
+        yield world
+    finally:
+        await world.coordinator.stop(0)
 
 
-def test_losses_cost_no_token_and_no_backoff_while_the_ranks_work() -> None:
-    async def story(world: World) -> None:
+async def test_losses_cost_no_token_and_no_backoff_while_the_ranks_work() -> None:
+    async with world_of() as world:
         for uid in range(6):
             await world.ask(uid, 60)
         for _ in range(4):
@@ -155,11 +152,9 @@ def test_losses_cost_no_token_and_no_backoff_while_the_ranks_work() -> None:
         assert len(world.starts) == 5
         assert (await world.coordinator.load()).restarts == 4
 
-    run(story)
 
-
-def test_the_request_that_ends_the_ranks_fails_and_the_others_do_not() -> None:
-    async def story(world: World) -> None:
+async def test_the_request_that_ends_the_ranks_fails_and_the_others_do_not() -> None:
+    async with world_of() as world:
         world.poison[2] = 0
         for uid in range(5):
             await world.ask(uid, 60)
@@ -170,11 +165,9 @@ def test_the_request_that_ends_the_ranks_fails_and_the_others_do_not() -> None:
         refusal = await world.coordinator.submit(asked(9, 60, like=2), Footprint(1, 1), 0, None)
         assert refusal is not None and refusal.error is Poisonous
 
-    run(story)
 
-
-def test_an_idle_loss_is_mended_before_the_next_request_comes() -> None:
-    async def story(world: World) -> None:
+async def test_an_idle_loss_is_mended_before_the_next_request_comes() -> None:
+    async with world_of() as world:
         await world.ask(0, 3)
         await world.until(finished(0))
         world.workers.kill()
@@ -182,22 +175,18 @@ def test_an_idle_loss_is_mended_before_the_next_request_comes() -> None:
         await world.ask(1, 3)
         await world.until(finished(0, 1))
 
-    run(story)
 
-
-def test_deadlines_hold_while_the_ranks_are_being_started() -> None:
-    async def story(world: World) -> None:
+async def test_deadlines_hold_while_the_ranks_are_being_started() -> None:
+    async with world_of() as world:
         await world.ask(0, 10_000, deadline=0.3)
         await world.some_rounds()
         world.loads.clear()
         world.workers.kill()
         await world.until(lambda news: Event(Kind.LATE, 0) in news)
 
-    run(story)
 
-
-def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -> None:
-    async def story(world: World) -> None:
+async def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -> None:
+    async with world_of(max_restarts=2) as world:
         await world.ask(0, 10_000)
         await world.some_rounds()
         world.broken = True
@@ -210,13 +199,11 @@ def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -> None
         refusal = await world.coordinator.submit(asked(1), Footprint(1, 1), 0, None)
         assert refusal == Refusal(EngineFailed, reason)
 
-    run(story, max_restarts=2)
 
-
-def test_what_is_new_is_refused_while_a_restart_takes_too_long(
+async def test_what_is_new_is_refused_while_a_restart_takes_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def story(world: World) -> None:
+    async with world_of() as world:
         await world.ask(0, 400)
         await world.some_rounds()
         world.loads.clear()
@@ -235,35 +222,28 @@ def test_what_is_new_is_refused_while_a_restart_takes_too_long(
         assert len(world.tokens(0)) == 400
         await world.ask(2, 3)
 
-    run(story)
 
-
-def test_a_loss_is_not_forgotten_for_a_request_that_comes_meanwhile() -> None:
+async def test_a_loss_is_not_forgotten_for_a_request_that_comes_meanwhile() -> None:
     """After a rank reports its failure, its death is awaited for a moment: it explains more."""
-
-    async def story() -> None:
-        config, group = EngineConfig(), cast(Any, None)
-        coordinator = Coordinator("toy", config, group)
-        coordinator.workers = workers = WorkerGroup("toy", config, group)
-        idle = asyncio.create_task(coordinator._wait_for_work())
-        await asyncio.sleep(0.01)
-        workers.hub.messages.put_nowait(Failure("rank 0: no memory", dead=False))
-        await asyncio.sleep(0.01)
-        coordinator._work.set()
-        with pytest.raises(WorkersLost, match="rank 0: no memory"):
-            await idle
-
-    asyncio.run(story())
+    config, group = EngineConfig(), cast(Any, None)
+    coordinator = Coordinator("toy", config, group)
+    coordinator.workers = workers = WorkerGroup("toy", config, group)
+    idle = asyncio.create_task(coordinator._wait_for_work())
+    await asyncio.sleep(0.01)
+    workers.hub.messages.put_nowait(Failure("rank 0: no memory", dead=False))
+    await asyncio.sleep(0.01)
+    coordinator._work.set()
+    with pytest.raises(WorkersLost, match="rank 0: no memory"):
+        await idle
 
 
 # New weights.
 
 
 @pytest.mark.parametrize("mode", ["finish", "restart"])
-def test_a_new_worker_group_gets_the_newest_weights(mode: InFlight) -> None:
+async def test_a_new_worker_group_gets_the_newest_weights(mode: InFlight) -> None:
     """The second group dies too, and while it dies requests of both kinds are under way."""
-
-    async def story(world: World) -> None:
+    async with world_of() as world:
         await world.ask(1, 40)
         await world.some_rounds()
         change = asyncio.create_task(world.coordinator.change(Change(1, "a", "/a"), mode))
@@ -283,11 +263,9 @@ def test_a_new_worker_group_gets_the_newest_weights(mode: InFlight) -> None:
         assert (await world.coordinator.load()).weights_version == "a"
         assert (await world.coordinator.load()).weight_updates == 1
 
-    run(story)
 
-
-def test_weights_that_were_lost_with_their_ranks_are_refused() -> None:
-    async def story(world: World) -> None:
+async def test_weights_that_were_lost_with_their_ranks_are_refused() -> None:
+    async with world_of() as world:
         await world.ask(1, 30)
         await world.some_rounds()
         change = asyncio.create_task(world.coordinator.change(Change(1, "a", "/a"), "finish"))
@@ -311,11 +289,9 @@ def test_weights_that_were_lost_with_their_ranks_are_refused() -> None:
         await world.until(finished(1, 2))
         assert {*world.wrote[2]} == {"a"}
 
-    run(story)
 
-
-def test_ranks_lost_asleep_come_back_asleep() -> None:
-    async def story(world: World) -> None:
+async def test_ranks_lost_asleep_come_back_asleep() -> None:
+    async with world_of() as world:
         await world.ask(1, 10)
         await world.some_rounds()
         assert await world.coordinator.change(Change(1, "a", "/a"), "finish") == ""
@@ -339,11 +315,9 @@ def test_ranks_lost_asleep_come_back_asleep() -> None:
         assert {*world.wrote[2]} == {"a"}
         assert (await world.coordinator.load()).sleep_level == 0
 
-    run(story)
 
-
-def test_asked_again_weights_are_read_once() -> None:
-    async def story(world: World) -> None:
+async def test_asked_again_weights_are_read_once() -> None:
+    async with world_of() as world:
         change = Change(1, "a", "/a")
         asked = [asyncio.create_task(world.coordinator.change(change, "finish")) for _ in range(3)]
         await asyncio.sleep(0)
@@ -353,11 +327,9 @@ def test_asked_again_weights_are_read_once() -> None:
         assert await world.coordinator.change(change, "finish") == ""
         assert (await world.coordinator.load()).weight_updates == 1
 
-    run(story)
 
-
-def test_a_new_coordinator_begins_with_the_weights_it_is_given() -> None:
-    async def story(world: World) -> None:
+async def test_a_new_coordinator_begins_with_the_weights_it_is_given() -> None:
+    async with world_of() as world:
         group: Any = None
         weights = Change(7, "g", "/g")
         other = Coordinator(
@@ -369,5 +341,3 @@ def test_a_new_coordinator_begins_with_the_weights_it_is_given() -> None:
             await asyncio.sleep(0.001)
         assert {*world.wrote[5]} == {"g"}
         await other.stop(0)
-
-    run(story)

@@ -32,40 +32,31 @@ def test_a_slow_reader_gets_all_tokens_in_few_pieces() -> None:
     assert last.canvas == [number], "of canvases the last is enough"
 
 
-def test_an_issue_is_given_again_until_the_next_is_asked_for() -> None:
-    async def run() -> None:
-        bulletin = Bulletin()
-        assert await bulletin.after(0, 0.01) == (0, [])
-        bulletin.put(update(1, 5))
-        number, news = await bulletin.after(0, 1)
-        assert await bulletin.after(0, 1) == (number, news), "the answer was lost on its way"
-        bulletin.put(update(1, 6))
-        assert await bulletin.after(0, 1) == (number, news)
-        assert (await bulletin.after(number, 1))[1] == [update(1, 6)]
-
-    asyncio.run(run())
+async def test_an_issue_is_given_again_until_the_next_is_asked_for() -> None:
+    bulletin = Bulletin()
+    assert await bulletin.after(0, 0.01) == (0, [])
+    bulletin.put(update(1, 5))
+    number, news = await bulletin.after(0, 1)
+    assert await bulletin.after(0, 1) == (number, news), "the answer was lost on its way"
+    bulletin.put(update(1, 6))
+    assert await bulletin.after(0, 1) == (number, news)
+    assert (await bulletin.after(number, 1))[1] == [update(1, 6)]
 
 
-def test_an_earlier_waiter_takes_no_events_from_the_current_one() -> None:
-    async def run() -> None:
-        bulletin = Bulletin()
-        lost = asyncio.create_task(bulletin.after(0, 5))
-        await asyncio.sleep(0)
-        again = asyncio.create_task(bulletin.after(0, 5))
-        await asyncio.sleep(0)
-        bulletin.put(update(1, 5))
-        assert await lost == await again == (1, [update(1, 5)])
-
-    asyncio.run(run())
+async def test_an_earlier_waiter_takes_no_events_from_the_current_one() -> None:
+    bulletin = Bulletin()
+    lost = asyncio.create_task(bulletin.after(0, 5))
+    await asyncio.sleep(0)
+    again = asyncio.create_task(bulletin.after(0, 5))
+    await asyncio.sleep(0)
+    bulletin.put(update(1, 5))
+    assert await lost == await again == (1, [update(1, 5)])
 
 
-def test_the_end_comes_after_all_news() -> None:
-    async def run() -> None:
-        bulletin = Bulletin()
-        bulletin.put(update(3, 1))
-        bulletin.put(update(4, 1))
-        bulletin.put(end := Event(Kind.ENDED, NO_REQUEST, reason="why"))
-        _, news = await bulletin.after(0, 1)
-        assert news == [update(3, 1), update(4, 1), end]
-
-    asyncio.run(run())
+async def test_the_end_comes_after_all_news() -> None:
+    bulletin = Bulletin()
+    bulletin.put(update(3, 1))
+    bulletin.put(update(4, 1))
+    bulletin.put(end := Event(Kind.ENDED, NO_REQUEST, reason="why"))
+    _, news = await bulletin.after(0, 1)
+    assert news == [update(3, 1), update(4, 1), end]

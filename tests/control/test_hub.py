@@ -25,44 +25,38 @@ async def closed_within(reader: asyncio.StreamReader, seconds: float) -> bool:
         return False
 
 
-def test_a_stranger_says_little_and_is_sent_away() -> None:
-    async def run() -> None:
-        hub = Hub(1, SECRET, 5.0, print)
-        port = await hub.listen("127.0.0.1")
-        for said in (HEADER.pack(1 << 20), encode(Hello(0, b"x" * 32)), encode(None)):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(said)
-            assert await closed_within(reader, 2)
-            writer.close()
-        assert not hub.complete.is_set()
-        await hub.close()
-
-    asyncio.run(run())
+async def test_a_stranger_says_little_and_is_sent_away() -> None:
+    hub = Hub(1, SECRET, 5.0, print)
+    port = await hub.listen("127.0.0.1")
+    for said in (HEADER.pack(1 << 20), encode(Hello(0, b"x" * 32)), encode(None)):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(said)
+        assert await closed_within(reader, 2)
+        writer.close()
+    assert not hub.complete.is_set()
+    await hub.close()
 
 
-def test_the_door_is_shut_once_all_ranks_are_there() -> None:
-    async def run() -> None:
-        hub = Hub(2, SECRET, 5.0, print)
-        port = await hub.listen("127.0.0.1")
-        ranks = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        for rank, (_, writer) in enumerate(ranks):
-            writer.write(encode(Hello(rank, SECRET)))
-        await asyncio.wait_for(hub.complete.wait(), PATIENCE_S)
-        with pytest.raises(ConnectionError):
-            await asyncio.open_connection("127.0.0.1", port)
-        order: Round[WireRequest] = Round(1, [], [], 4)
-        hub.broadcast(order)
-        reply = Reply(1, 4, [], [], Stats())
-        for reader, writer in ranks:
-            assert await reader.readexactly(4) == HEADER.pack(len(encode(order)) - 4)
-            writer.write(encode(reply))
-        for _ in ranks:
-            assert await asyncio.wait_for(hub.messages.get(), PATIENCE_S) == reply
-        for _, writer in ranks:
-            writer.close()
-        await hub.close()
-
-    asyncio.run(run())
+async def test_the_door_is_shut_once_all_ranks_are_there() -> None:
+    hub = Hub(2, SECRET, 5.0, print)
+    port = await hub.listen("127.0.0.1")
+    ranks = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+    for rank, (_, writer) in enumerate(ranks):
+        writer.write(encode(Hello(rank, SECRET)))
+    await asyncio.wait_for(hub.complete.wait(), PATIENCE_S)
+    with pytest.raises(ConnectionError):
+        await asyncio.open_connection("127.0.0.1", port)
+    order: Round[WireRequest] = Round(1, [], [], 4)
+    hub.broadcast(order)
+    reply = Reply(1, 4, [], [], Stats())
+    for reader, writer in ranks:
+        assert await reader.readexactly(4) == HEADER.pack(len(encode(order)) - 4)
+        writer.write(encode(reply))
+    for _ in ranks:
+        assert await asyncio.wait_for(hub.messages.get(), PATIENCE_S) == reply
+    for _, writer in ranks:
+        writer.close()
+    await hub.close()
 
 
 async def connected(hub: Hub, beats: dict[int, float]) -> list[Link]:
@@ -77,74 +71,62 @@ async def connected(hub: Hub, beats: dict[int, float]) -> list[Link]:
     return links
 
 
-def test_a_rank_without_heartbeats_hangs_and_one_that_only_works_long_does_not() -> None:
-    async def run() -> float:
-        hub = Hub(2, SECRET, 0.6, print)
-        links = await connected(hub, {0: 0.1, 1: 0})
-        begin = time.monotonic()
-        lost = await asyncio.wait_for(hub.messages.get(), PATIENCE_S)
-        assert isinstance(lost, Failure)
-        assert "rank 1 sent no heartbeat for 0.6 s" in lost.error
-        await asyncio.sleep(1.2)
-        assert hub.messages.empty(), "rank 0 has not answered anything, but it lives"
-        links[0].send(reply := Reply(1, 4, [], [], Stats()))
-        assert await asyncio.wait_for(hub.messages.get(), PATIENCE_S) == reply
-        await hub.close()
-        return time.monotonic() - begin
-
-    assert asyncio.run(run()) > 1.8
+async def test_a_rank_without_heartbeats_hangs_and_one_that_only_works_long_does_not() -> None:
+    hub = Hub(2, SECRET, 0.6, print)
+    links = await connected(hub, {0: 0.1, 1: 0})
+    begin = time.monotonic()
+    lost = await asyncio.wait_for(hub.messages.get(), PATIENCE_S)
+    assert isinstance(lost, Failure)
+    assert "rank 1 sent no heartbeat for 0.6 s" in lost.error
+    await asyncio.sleep(1.2)
+    assert hub.messages.empty(), "rank 0 has not answered anything, but it lives"
+    links[0].send(reply := Reply(1, 4, [], [], Stats()))
+    assert await asyncio.wait_for(hub.messages.get(), PATIENCE_S) == reply
+    await hub.close()
+    assert time.monotonic() - begin > 1.8
 
 
-def test_a_rank_s_lines_are_announced_in_their_order() -> None:
-    async def run() -> list[str]:
-        lines: asyncio.Queue[str] = asyncio.Queue()
-        hub = Hub(1, SECRET, 6.0, lines.put_nowait)
-        (link,) = await connected(hub, {0: 0.1})
-        link.send(["one", "two"])
-        link.send(["three"])
-        found = [await asyncio.wait_for(lines.get(), PATIENCE_S) for _ in range(3)]
-        assert hub.messages.empty(), "what is announced is not a reply"
-        await hub.close()
-        return found
-
-    assert asyncio.run(run()) == ["one", "two", "three"]
+async def test_a_rank_s_lines_are_announced_in_their_order() -> None:
+    lines: asyncio.Queue[str] = asyncio.Queue()
+    hub = Hub(1, SECRET, 6.0, lines.put_nowait)
+    (link,) = await connected(hub, {0: 0.1})
+    link.send(["one", "two"])
+    link.send(["three"])
+    found = [await asyncio.wait_for(lines.get(), PATIENCE_S) for _ in range(3)]
+    assert hub.messages.empty(), "what is announced is not a reply"
+    await hub.close()
+    assert found == ["one", "two", "three"]
 
 
-def test_ranks_that_load_may_be_silent_for_longer() -> None:
-    async def run() -> None:
-        hub = Hub(1, SECRET, 6.0, print)
-        (_link,) = await connected(hub, {0: 0})
-        await asyncio.sleep(0.5)
-        assert hub.messages.empty()
-        hub.expect_within(0.3)
-        lost = await asyncio.wait_for(hub.messages.get(), PATIENCE_S)
-        assert isinstance(lost, Failure) and lost.dead
-        await hub.close()
-
-    asyncio.run(run())
+async def test_ranks_that_load_may_be_silent_for_longer() -> None:
+    hub = Hub(1, SECRET, 6.0, print)
+    (_link,) = await connected(hub, {0: 0})
+    await asyncio.sleep(0.5)
+    assert hub.messages.empty()
+    hub.expect_within(0.3)
+    lost = await asyncio.wait_for(hub.messages.get(), PATIENCE_S)
+    assert isinstance(lost, Failure) and lost.dead
+    await hub.close()
 
 
-def test_a_watcher_that_was_suspended_assumes_no_rank_hung() -> None:
+async def test_a_watcher_that_was_suspended_assumes_no_rank_hung() -> None:
     """What others sent meanwhile is read a moment after it resumes."""
 
     async def late() -> str:
         await asyncio.sleep(1.1)
         return "here"
 
-    async def run() -> None:
-        pulse = Pulse("rank 0", 0.6)
-        lost = asyncio.create_task(pulse.stops())
-        answer = asyncio.create_task(answered(late(), 0.6))
-        await asyncio.sleep(0.05)
-        time.sleep(1.0)  # this process is stopped, the others are not
-        await asyncio.sleep(0.2)
-        assert not lost.done()
-        assert await answer == "here"
-        pulse.beat()
-        await asyncio.sleep(0.3)
-        assert not lost.done()
-        await asyncio.wait_for(lost, PATIENCE_S)
-        with pytest.raises(TimeoutError, match=r"no heartbeat for 0\.1 s"):
-            await answered(late(), 0.1)
-
-    asyncio.run(run())
+    pulse = Pulse("rank 0", 0.6)
+    lost = asyncio.create_task(pulse.stops())
+    answer = asyncio.create_task(answered(late(), 0.6))
+    await asyncio.sleep(0.05)
+    time.sleep(1.0)  # this process is stopped, the others are not
+    await asyncio.sleep(0.2)
+    assert not lost.done()
+    assert await answer == "here"
+    pulse.beat()
+    await asyncio.sleep(0.3)
+    assert not lost.done()
+    await asyncio.wait_for(lost, PATIENCE_S)
+    with pytest.raises(TimeoutError, match=r"no heartbeat for 0\.1 s"):
+        await answered(late(), 0.1)

@@ -2,9 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from diffray.cluster.control.local import LocalEngine, load_local
 from diffray.components.params import SamplingParams
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request, Round, Update
-from tests.helpers.toy import ScriptedModel, ToyModel, drain, toy_engine
+from tests.helpers.toy import ScriptedModel, ToyModel, run, toy_engine
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, diffusion={"block_length": 8})
 SHORT = SamplingParams(max_tokens=16, ignore_eos=True, diffusion={"block_length": 8})
@@ -30,11 +29,19 @@ def engine() -> Iterator[LocalEngine]:
         yield engine
 
 
-async def finish(engine: LocalEngine, request: Request, priority: int = 0) -> list[Update]:
-    async with aclosing(
-        engine.submit(check_request(request, engine.limits), priority=priority)
-    ) as updates:
+def submit(
+    engine: LocalEngine, uid: int, params: SamplingParams, **options: Any
+) -> AsyncGenerator[Update]:
+    return engine.submit(check_request(Request(uid, (1, 2), params), engine.limits), **options)
+
+
+async def finish(engine: LocalEngine, request: Request) -> list[Update]:
+    async with aclosing(engine.submit(check_request(request, engine.limits))) as updates:
         return [update async for update in updates]
+
+
+def ids_of(updates: list[Update]) -> list[int]:
+    return [token for update in updates for token in update.ids]
 
 
 async def until(true: Callable[[], Awaitable[bool]]) -> None:
@@ -58,112 +65,86 @@ def test_tokens_are_the_engines_own(engine: LocalEngine) -> None:
         return await asyncio.gather(*(finish(engine, request) for request in requests))
 
     for request, updates in zip(requests, asyncio.run(all_at_once()), strict=True):
-        alone = toy_engine(ToyModel())
-        alone.add(request)
-        expected: list[int] = []
-        while not alone.idle:
-            expected += [token for update in alone.step() for token in update.ids]
-        assert [token for update in updates for token in update.ids] == expected
+        assert ids_of(updates) == run(toy_engine(ToyModel()), [request])[request.uid]
         assert updates[-1].finish_reason == "length"
 
 
-def test_a_full_queue_refuses(engine: LocalEngine) -> None:
-    async def scenario() -> None:
-        streams = [
-            engine.submit(check_request(Request(uid, (1, 2), LONG), engine.limits))
-            for uid in range(5)
-        ]
-        first = [asyncio.ensure_future(anext(stream)) for stream in streams]
-        await asyncio.sleep(0)  # two run, three wait
-        with pytest.raises(Overloaded):
-            await finish(engine, Request(9, (1, 2), SHORT))
-        for task in first:
-            task.cancel()
-        await asyncio.gather(*first, return_exceptions=True)
+async def test_a_full_queue_refuses(engine: LocalEngine) -> None:
+    streams = [submit(engine, uid, LONG) for uid in range(5)]
+    first = [asyncio.ensure_future(anext(stream)) for stream in streams]
+    await asyncio.sleep(0)  # two run, three wait
+    with pytest.raises(Overloaded):
+        await finish(engine, Request(9, (1, 2), SHORT))
+    for task in first:
+        task.cancel()
+    await asyncio.gather(*first, return_exceptions=True)
+    await until(lambda: all_free(engine))
+    assert (await finish(engine, Request(9, (1, 2), SHORT)))[-1].finish_reason == "length"
+
+
+async def test_a_slow_reader_gets_few_pieces_and_every_token(engine: LocalEngine) -> None:
+    async with aclosing(submit(engine, 1, LONG)) as stream:
+        found = [await anext(stream)]
         await until(lambda: all_free(engine))
-        assert (await finish(engine, Request(9, (1, 2), SHORT)))[-1].finish_reason == "length"
-
-    asyncio.run(scenario())
-
-
-def test_a_slow_reader_gets_few_pieces_and_every_token(engine: LocalEngine) -> None:
-    async def scenario() -> None:
-        async with aclosing(
-            engine.submit(check_request(Request(1, (1, 2), LONG), engine.limits))
-        ) as stream:
-            found = [await anext(stream)]
-            await until(lambda: all_free(engine))
-            found += [update async for update in stream]
-        assert found[-1].finish_reason == "length"
-        assert len(found) <= 2 * PIECES
-        tokens = [token for update in found for token in update.ids]
-        quick = await finish(engine, Request(2, (1, 2), LONG))
-        assert len(quick) > 2 * PIECES, "too few pieces to join"
-        assert tokens == [token for update in quick for token in update.ids]
-
-    asyncio.run(scenario())
+        found += [update async for update in stream]
+    assert found[-1].finish_reason == "length"
+    assert len(found) <= 2 * PIECES
+    quick = await finish(engine, Request(2, (1, 2), LONG))
+    assert len(quick) > 2 * PIECES, "too few pieces to join"
+    assert ids_of(found) == ids_of(quick)
 
 
-def test_closing_a_stream_frees_its_pages(engine: LocalEngine) -> None:
-    async def scenario() -> None:
-        stream = engine.submit(check_request(Request(1, (1, 2), LONG), engine.limits))
-        await anext(stream)
-        load = await engine.load()
-        assert load.running == 1 and load.free_pages < load.num_pages
-        rounds = load.rounds
-        await stream.aclose()
-        await until(lambda: all_free(engine))
-        # One round may have been running, and its news on their way.
-        assert (await engine.load()).rounds <= rounds + 2
-
-    asyncio.run(scenario())
+async def test_closing_a_stream_frees_its_pages(engine: LocalEngine) -> None:
+    stream = submit(engine, 1, LONG)
+    await anext(stream)
+    load = await engine.load()
+    assert load.running == 1 and load.free_pages < load.num_pages
+    await stream.aclose()
+    await until(lambda: all_free(engine))
+    # One round may have been running, and its news on their way.
+    assert (await engine.load()).rounds <= load.rounds + 2
 
 
-def test_lower_priority_numbers_run_first(engine: LocalEngine) -> None:
+async def test_lower_priority_numbers_run_first(engine: LocalEngine) -> None:
     order: list[int] = []
 
     async def one(uid: int, priority: int) -> None:
-        await finish(engine, Request(uid, (1, 2), SHORT), priority)
-        order.append(uid)
+        async for update in submit(engine, uid, SHORT, priority=priority):
+            if update.finish_reason:
+                order.append(uid)
 
-    async def scenario() -> None:
-        running = [asyncio.ensure_future(one(uid, 0)) for uid in (0, 1)]
-        await asyncio.sleep(0)
-        waiting = [asyncio.ensure_future(one(uid, p)) for uid, p in ((2, 5), (3, 1), (4, -1))]
-        await asyncio.gather(*running, *waiting)
-
-    asyncio.run(scenario())
-    assert order.index(4) < order.index(2)
-    assert order[-1] == 2
+    await asyncio.gather(*(one(uid, (0, 0, 5, 1, -1)[uid]) for uid in range(5)))  # two run
+    assert order.index(4) < order.index(2) == 4
 
 
-def test_a_deadline_ends_a_request(engine: LocalEngine) -> None:
-    async def scenario() -> None:
-        stream = engine.submit(
-            check_request(Request(1, (1, 2), LONG), engine.limits), deadline=0.01
-        )
-        with pytest.raises(DeadlineExceeded):
-            async for _ in stream:
-                pass
-        await until(lambda: all_free(engine))
-
-    asyncio.run(scenario())
+async def test_a_deadline_or_the_end_of_the_engine_ends_a_request(engine: LocalEngine) -> None:
+    with pytest.raises(DeadlineExceeded):
+        async for _ in submit(engine, 1, LONG, deadline=0.01):
+            pass
+    await until(lambda: all_free(engine))
+    stream = submit(engine, 1, LONG)
+    await anext(stream)
+    await asyncio.to_thread(engine.close)
+    with pytest.raises(EngineFailed, match="closed"):
+        async for _ in stream:
+            pass
 
 
 def test_what_cannot_run_is_refused_and_the_rest_goes_on(engine: LocalEngine) -> None:
     async def scenario() -> None:
         with pytest.raises(ValueError, match="empty"):
             await finish(engine, Request(1, (), SHORT))
-        twice = Request(2, (1,), LONG)
-        stream = engine.submit(check_request(twice, engine.limits))
+        stream = submit(engine, 2, LONG)
         await anext(stream)
         with pytest.raises(ValueError, match="another uid"):
-            await finish(engine, twice)
+            await finish(engine, Request(2, (1, 2), LONG))
         await stream.aclose()
         await until(lambda: all_free(engine))
-        assert (await finish(engine, replace(twice, params=SHORT)))[-1].finish_reason
+        assert (await finish(engine, Request(2, (1, 2), SHORT)))[-1].finish_reason
 
     asyncio.run(scenario())
+    with pytest.raises(ValueError, match="needs a cluster"):
+        load_local("demo", EngineConfig(tensor_parallel_size=2))
 
 
 def test_a_broken_engine_tells_everyone() -> None:
@@ -190,23 +171,6 @@ def test_a_broken_engine_tells_everyone() -> None:
     engine.close()
 
 
-def test_close_ends_streams(engine: LocalEngine) -> None:
-    async def scenario() -> None:
-        stream = engine.submit(check_request(Request(1, (1, 2), LONG), engine.limits))
-        await anext(stream)
-        await asyncio.to_thread(engine.close)
-        with pytest.raises(EngineFailed, match="closed"):
-            async for _ in stream:
-                pass
-
-    asyncio.run(scenario())
-
-
-def test_more_ranks_need_a_cluster() -> None:
-    with pytest.raises(ValueError, match="needs a cluster"):
-        load_local("demo", EngineConfig(tensor_parallel_size=2))
-
-
 EDIT = SamplingParams(
     max_tokens=64,
     ignore_eos=True,
@@ -222,30 +186,26 @@ def test_a_long_request_gives_way_here_as_behind_a_coordinator(
 ) -> None:
     """Also before it has reported a token, as under `edit`, which reports whole blocks."""
     long, short = Request(1, (1, 2), params), Request(2, (3, 4), SHORT)
-    inner = toy_engine(ToyModel(), num_slots=1)
-    alone = toy_engine(ToyModel())
-    alone.add(long)
-    expected = drain(alone)[1]
+    expected = run(toy_engine(ToyModel()), [long])[1]
     ended: list[int] = []
 
     async def one(engine: LocalEngine, request: Request) -> list[int]:
         updates = await finish(engine, request)
         ended.append(request.uid)
-        return [token for update in updates for token in update.ids]
+        return ids_of(updates)
 
-    async def scenario() -> list[list[int]]:
+    async def scenario() -> None:
+        inner = toy_engine(ToyModel(), num_slots=1)
         with LocalEngine(inner, EngineConfig(time_slice=time_slice)) as engine:
             first = asyncio.ensure_future(one(engine, long))
             while not (await engine.load()).rounds:
                 await asyncio.sleep(0)
-            second = asyncio.ensure_future(one(engine, short))
-            tokens = [await first, await second]
+            await one(engine, short)
+            assert await first == expected
             assert (await engine.load()).preemptions
-            return tokens
 
-    tokens = asyncio.run(scenario())
+    asyncio.run(scenario())
     assert ended == [2, 1]
-    assert tokens[0] == expected
 
 
 @pytest.mark.parametrize(("same", "together"), [(True, 4), (False, 1)])
@@ -276,7 +236,7 @@ def test_pages_of_a_shared_prefix_are_counted_once(same: bool, together: int) ->
     assert most == together
 
 
-def test_one_checked_request_may_run_again(engine: LocalEngine) -> None:
+async def test_one_checked_request_may_run_again(engine: LocalEngine) -> None:
     checked = check_request(Request(1, (1, 2), LONG), engine.limits)
 
     async def tokens(most: int = 400) -> list[int]:
@@ -288,15 +248,10 @@ def test_one_checked_request_may_run_again(engine: LocalEngine) -> None:
                     break
         return ids
 
-    async def scenario() -> None:
-        first = await tokens()
-        assert len(first) == 400
-        assert await tokens() == first
-        part = await tokens(most=20)  # cancelled half way
-        assert first[: len(part)] == part
-        assert await tokens() == first
-
-    asyncio.run(scenario())
+    first = await tokens()
+    part = await tokens(most=20)  # cancelled half way
+    assert len(first) == 400 and first[: len(part)] == part
+    assert await tokens() == first
 
 
 def test_forwards_never_fall_where_a_request_gives_way_before_its_first_token(
@@ -314,11 +269,11 @@ def test_forwards_never_fall_where_a_request_gives_way_before_its_first_token(
         requests = [asks(0, 32), *(asks(uid, 16) for uid in range(1, 5))]
         return await asyncio.gather(*(finish(engine, request) for request in requests))
 
-    run, admitted = inner.run, Counter[int]()
+    run_round, admitted = inner.run, Counter[int]()
 
     def counted(order: Round[Any], *args: Any) -> Any:
         admitted.update(request.uid for request in order.add)
-        return run(order, *args)
+        return run_round(order, *args)
 
     monkeypatch.setattr(inner, "run", counted)
     with LocalEngine(inner, EngineConfig(time_slice=1, steps_per_round=1)) as engine:

@@ -5,13 +5,18 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.remote import RemoteEngine
-from tests.helpers.worker_groups import LONG, answer, in_process, prompts, under_way, wish
+from tests.helpers.worker_groups import (
+    LONG,
+    answers,
+    engine,
+    in_process,
+    prompts,
+    under_way,
+    wish,
+)
 from tools.chaos.cable import Cable, two_nodes
 from tools.chaos.cuts import questions, schedule, storm
 from tools.chaos.report import as_text, sound
@@ -34,33 +39,22 @@ def cable() -> Iterator[Cable]:
 
 
 @pytest.mark.parametrize(("seconds", "restarts"), [(1.5, 0), (10.0, 1)])
-def test_a_cut_costs_a_pause_and_no_token(cable: Cable, seconds: float, restarts: int) -> None:
-    asked, params = prompts("demo", 3), wish(LONG)
-    expected = in_process("demo", asked, [params] * 3)
-    config = EngineConfig(
-        tensor_parallel_size=2, dtype="float64", cpu_threads=1, heartbeat_timeout_s=HANG_S
-    )
-
-    async def run() -> tuple[Any, int, float]:
-        running = await RemoteEngine.start("demo", config, [{"CPU": 1}] * 3)
-        try:
-            tasks = [
-                asyncio.create_task(answer(running, uid, prompt, params))
-                for uid, prompt in enumerate(asked)
-            ]
-            await under_way(running)
-            cable.cut()
-            await asyncio.sleep(seconds)
-            cable.mend()
-            mended = time.monotonic()
-            answers = await asyncio.gather(*tasks)
-            return answers, (await running.load()).restarts, time.monotonic() - mended
-        finally:
-            await running.close()
-
-    answers, counted, took = asyncio.run(run())
+async def test_a_cut_costs_a_pause_and_no_token(
+    cable: Cable, seconds: float, restarts: int
+) -> None:
+    asked, params = prompts("demo", 3), [wish(LONG)] * 3
+    expected = in_process("demo", asked, params)
+    async with engine(ranks=2, heartbeat_timeout_s=HANG_S) as running:
+        asking = answers(running, asked, params)
+        await under_way(running)
+        cable.cut()
+        await asyncio.sleep(seconds)
+        cable.mend()
+        mended = time.monotonic()
+        found = await asyncio.gather(*asking)
+        counted, took = (await running.load()).restarts, time.monotonic() - mended
     print(f"cut for {seconds:g} s: all answers {took:.1f} s after the end of it")
-    assert [a.ids for a in answers] == [a.ids for a in expected]
+    assert [a.ids for a in found] == [a.ids for a in expected]
     assert counted >= restarts and (restarts or counted == 0)
 
 

@@ -108,88 +108,75 @@ async def tokens(asked: RemoteEngine, uid: int, deadline: float | None = None) -
     return found
 
 
-def test_a_coordinator_that_is_briefly_unreachable_is_not_assumed_dead() -> None:
-    async def run() -> None:
-        coordinator = FakeCoordinator()
-        coordinator.listen.failures = coordinator.submit.failures = 2
-        asked = engine(coordinator)
-        answer = asyncio.create_task(tokens(asked, 7))
-        while not coordinator.asked:
-            await asyncio.sleep(0.01)
-        coordinator.tell(7, 1)
+async def test_a_coordinator_that_is_briefly_unreachable_is_not_assumed_dead() -> None:
+    coordinator = FakeCoordinator()
+    coordinator.listen.failures = coordinator.submit.failures = 2
+    asked = engine(coordinator)
+    answer = asyncio.create_task(tokens(asked, 7))
+    while not coordinator.asked:
+        await asyncio.sleep(0.01)
+    coordinator.tell(7, 1)
+    await moment()
+    coordinator.listen.failures, coordinator.listen.after = 1, True  # an issue is lost
+    coordinator.tell(7, 2)
+    await moment()
+    coordinator.tell(7, 3, "length")
+    assert await answer == [1, 2, 3]
+    assert asked.restarts == 0 and coordinator.submit.calls == 3
+
+
+async def test_a_request_whose_receipt_is_lost_runs_once() -> None:
+    coordinator = FakeCoordinator()
+    coordinator.submit.failures, coordinator.submit.after = 1, True
+    asked = engine(coordinator)
+    answer = asyncio.create_task(tokens(asked, 7))
+    while coordinator.submit.calls < 2:
+        await asyncio.sleep(0.01)
+    coordinator.tell(7, 1, "stop")
+    assert await answer == [1] and list(coordinator.asked) == [7]
+
+
+async def test_the_queue_is_bounded_while_there_is_no_coordinator() -> None:
+    coordinator = FakeCoordinator()
+    asked = engine(coordinator, max_queued_requests=2)
+    asked._listener.cancel()  # type: ignore[union-attr]  # engine() has made one
+    waiting = [asyncio.create_task(tokens(asked, uid)) for uid in range(6)]  # 4 slots
+    await moment()
+    with pytest.raises(Overloaded, match="6 requests"):
+        await tokens(asked, 9)
+    waiting[0].cancel()
+    await moment()
+    assert coordinator.cancelled == [0]
+    later = asyncio.create_task(tokens(asked, 10))
+    await moment()
+    assert not later.done()
+    for task in (later, *waiting):
+        task.cancel()
+
+
+async def test_a_finished_request_frees_its_place_before_it_is_read() -> None:
+    coordinator = FakeCoordinator()
+    asked = engine(coordinator, max_queued_requests=0)
+    wish = SamplingParams(max_tokens=8)
+    streams = [
+        asked.submit(check_request(Request(uid, (1, 2), wish), asked.limits)) for uid in range(4)
+    ]
+    for uid, stream in enumerate(streams):
+        first = asyncio.ensure_future(anext(stream))
         await moment()
-        coordinator.listen.failures, coordinator.listen.after = 1, True  # an issue is lost
-        coordinator.tell(7, 2)
-        await moment()
-        coordinator.tell(7, 3, "length")
-        assert await answer == [1, 2, 3]
-        assert asked.restarts == 0 and coordinator.submit.calls == 3
-
-    asyncio.run(run())
-
-
-def test_a_request_whose_receipt_is_lost_runs_once() -> None:
-    async def run() -> None:
-        coordinator = FakeCoordinator()
-        coordinator.submit.failures, coordinator.submit.after = 1, True
-        asked = engine(coordinator)
-        answer = asyncio.create_task(tokens(asked, 7))
-        while coordinator.submit.calls < 2:
-            await asyncio.sleep(0.01)
-        coordinator.tell(7, 1, "stop")
-        assert await answer == [1] and list(coordinator.asked) == [7]
-
-    asyncio.run(run())
-
-
-def test_the_queue_is_bounded_while_there_is_no_coordinator() -> None:
-    async def run() -> None:
-        coordinator = FakeCoordinator()
-        asked = engine(coordinator, max_queued_requests=2)
-        asked._listener.cancel()  # type: ignore[union-attr]  # engine() has made one
-        waiting = [asyncio.create_task(tokens(asked, uid)) for uid in range(6)]  # 4 slots
-        await moment()
-        with pytest.raises(Overloaded, match="6 requests"):
-            await tokens(asked, 9)
-        waiting[0].cancel()
-        await moment()
-        assert coordinator.cancelled == [0]
-        later = asyncio.create_task(tokens(asked, 10))
-        await moment()
-        assert not later.done()
-        for task in (later, *waiting):
-            task.cancel()
-
-    asyncio.run(run())
-
-
-def test_a_finished_request_frees_its_place_before_it_is_read() -> None:
-    async def run() -> None:
-        coordinator = FakeCoordinator()
-        asked = engine(coordinator, max_queued_requests=0)
-        wish = SamplingParams(max_tokens=8)
-        streams = [
-            asked.submit(check_request(Request(uid, (1, 2), wish), asked.limits))
-            for uid in range(4)
-        ]
-        for uid, stream in enumerate(streams):
-            first = asyncio.ensure_future(anext(stream))
-            await moment()
-            coordinator.tell(uid, 1)
-            assert (await first).ids == [1]
-            coordinator.tell(uid, 2, "stop")
-        await moment()
-        another = asyncio.create_task(tokens(asked, 9))
-        while 9 not in coordinator.asked:
-            assert not another.done()
-            await asyncio.sleep(0.01)
-        another.cancel()
-        for stream in streams:
-            assert [update.ids async for update in stream] == [[2]]
-        await moment()
-        assert coordinator.cancelled == [9], "a finished request is not cancelled"
-
-    asyncio.run(run())
+        coordinator.tell(uid, 1)
+        assert (await first).ids == [1]
+        coordinator.tell(uid, 2, "stop")
+    await moment()
+    another = asyncio.create_task(tokens(asked, 9))
+    while 9 not in coordinator.asked:
+        assert not another.done()
+        await asyncio.sleep(0.01)
+    another.cancel()
+    for stream in streams:
+        assert [update.ids async for update in stream] == [[2]]
+    await moment()
+    assert coordinator.cancelled == [9], "a finished request is not cancelled"
 
 
 @pytest.mark.parametrize(
@@ -199,109 +186,96 @@ def test_a_finished_request_frees_its_place_before_it_is_read() -> None:
         (Event(Kind.ENDED, NO_REQUEST, reason=f"no; {AGAIN}"), EngineFailed),
     ],
 )
-def test_the_reason_reaches_the_client(event: Event, kind: type[Exception]) -> None:
-    async def run() -> None:
-        coordinator = FakeCoordinator()
-        asked = engine(coordinator)
-        answer = asyncio.create_task(tokens(asked, 7))
-        while not coordinator.asked:
-            await asyncio.sleep(0.01)
-        coordinator.bulletin.put(event)
-        with pytest.raises(kind, match="no"):
-            await answer
-
-    asyncio.run(run())
+async def test_the_reason_reaches_the_client(event: Event, kind: type[Exception]) -> None:
+    coordinator = FakeCoordinator()
+    asked = engine(coordinator)
+    answer = asyncio.create_task(tokens(asked, 7))
+    while not coordinator.asked:
+        await asyncio.sleep(0.01)
+    coordinator.bulletin.put(event)
+    with pytest.raises(kind, match="no"):
+        await answer
 
 
-def test_a_deadline_holds_while_the_coordinator_says_nothing() -> None:
-    async def run() -> None:
-        coordinator = FakeCoordinator()
-        asked = engine(coordinator)
-        async with asyncio.timeout(60):
-            with pytest.raises(DeadlineExceeded, match=r"not complete after 0\.05 s"):
-                await tokens(asked, 7, deadline=0.05)
-            coordinator.submit.failures = 10**6  # now it cannot even be reached
-            with pytest.raises(DeadlineExceeded):
-                await tokens(asked, 8, deadline=0.05)
-        await moment()
-        assert coordinator.cancelled == [7, 8]
-
-    asyncio.run(run())
+async def test_a_deadline_holds_while_the_coordinator_says_nothing() -> None:
+    coordinator = FakeCoordinator()
+    asked = engine(coordinator)
+    async with asyncio.timeout(60):
+        with pytest.raises(DeadlineExceeded, match=r"not complete after 0\.05 s"):
+            await tokens(asked, 7, deadline=0.05)
+        coordinator.submit.failures = 10**6  # now it cannot even be reached
+        with pytest.raises(DeadlineExceeded):
+            await tokens(asked, 8, deadline=0.05)
+    await moment()
+    assert coordinator.cancelled == [7, 8]
 
 
-def test_a_cancel_that_is_lost_is_said_again() -> None:
-    async def run() -> None:
-        coordinator = FakeCoordinator()
-        coordinator.cancel.failures = 1
-        asked = engine(coordinator)
-        answer = asyncio.create_task(tokens(asked, 7))
-        while not coordinator.asked:
-            await asyncio.sleep(0.01)
-        assert asked.ongoing_tokens == 8
-        coordinator.tell(7, 1)
-        await moment()
-        assert asked.ongoing_tokens == 7
-        answer.cancel()
-        await moment()
-        assert coordinator.cancelled == [] and asked.ongoing_tokens == 0
-        coordinator.tell(7, 2)  # the ranks run a request that no client has
-        await moment()
-        assert coordinator.cancelled == [7]
-        coordinator.tell(7, 3, "length")  # it had ended by itself
-        await moment()
-        assert coordinator.cancel.calls == 2
-
-    asyncio.run(run())
+async def test_a_cancel_that_is_lost_is_said_again() -> None:
+    coordinator = FakeCoordinator()
+    coordinator.cancel.failures = 1
+    asked = engine(coordinator)
+    answer = asyncio.create_task(tokens(asked, 7))
+    while not coordinator.asked:
+        await asyncio.sleep(0.01)
+    assert asked.ongoing_tokens == 8
+    coordinator.tell(7, 1)
+    await moment()
+    assert asked.ongoing_tokens == 7
+    answer.cancel()
+    await moment()
+    assert coordinator.cancelled == [] and asked.ongoing_tokens == 0
+    coordinator.tell(7, 2)  # the ranks run a request that no client has
+    await moment()
+    assert coordinator.cancelled == [7]
+    coordinator.tell(7, 3, "length")  # it had ended by itself
+    await moment()
+    assert coordinator.cancel.calls == 2
 
 
-def test_the_next_coordinator_gets_the_newest_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_next_coordinator_gets_the_newest_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The first is lost before it says that it made the second update; an answer says so."""
+    first, second = FakeCoordinator(), FakeCoordinator()
+    given: list[Change | None] = []
 
-    async def run() -> None:
-        first, second = FakeCoordinator(), FakeCoordinator()
-        given: list[Change | None] = []
+    async def start_again() -> None:
+        given.append(asked.weights.known)
+        asked._coordinator = second
 
-        async def start_again() -> None:
-            given.append(asked.weights.known)
-            asked._coordinator = second
-
-        asked = engine(first)
-        monkeypatch.setattr(asked, "_start_again", start_again)
-        monkeypatch.setattr(asked, "_kill_coordinator", lambda: None)
-        monkeypatch.setattr(asked, "_process", Process("", 1, None))
-        with pytest.raises(ValueError, match="other processes; give a folder"):
-            await asked.update_weights({})
-        first.refusal.set_result("too small")
-        with pytest.raises(ValueError, match="too small"):
-            await asked.update_weights("/small")
-        assert asked.weights.known is None
-        first.refusal = asyncio.get_running_loop().create_future()
-        first.refusal.set_result("")
-        assert await asked.update_weights("/a", version="a") == "a"
-        first.refusal = asyncio.get_running_loop().create_future()
-        update = asyncio.create_task(asked.update_weights("/b", version="b"))
-        answer = asyncio.create_task(tokens(asked, 7))
-        while not first.asked:
-            await asyncio.sleep(0.01)
-        first.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [1], forwards=1, version="b")))
-        await moment()
-        first.refusal.set_exception(ActorDiedError())
-        first.listen._method = died
-        first.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [2], forwards=2, version="b")))
-        while not given:
-            await asyncio.sleep(0.01)
-        (known,) = given
-        assert known is not None and (known.version, known.source) == ("b", "/b")
-        second.refusal.set_result("")  # it has that change
-        assert await update == "b"
-        while not second.asked:
-            await asyncio.sleep(0.01)
-        second.bulletin.put(
-            Event(Kind.UPDATE, 7, Update(7, [3], [0], [0.0], "length", version="b"))
-        )
-        assert (await answer)[-1] == 3
-
-    asyncio.run(run())
+    asked = engine(first)
+    monkeypatch.setattr(asked, "_start_again", start_again)
+    monkeypatch.setattr(asked, "_kill_coordinator", lambda: None)
+    monkeypatch.setattr(asked, "_process", Process("", 1, None))
+    with pytest.raises(ValueError, match="other processes; give a folder"):
+        await asked.update_weights({})
+    first.refusal.set_result("too small")
+    with pytest.raises(ValueError, match="too small"):
+        await asked.update_weights("/small")
+    assert asked.weights.known is None
+    first.refusal = asyncio.get_running_loop().create_future()
+    first.refusal.set_result("")
+    assert await asked.update_weights("/a", version="a") == "a"
+    first.refusal = asyncio.get_running_loop().create_future()
+    update = asyncio.create_task(asked.update_weights("/b", version="b"))
+    answer = asyncio.create_task(tokens(asked, 7))
+    while not first.asked:
+        await asyncio.sleep(0.01)
+    first.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [1], forwards=1, version="b")))
+    await moment()
+    first.refusal.set_exception(ActorDiedError())
+    first.listen._method = died
+    first.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [2], forwards=2, version="b")))
+    while not given:
+        await asyncio.sleep(0.01)
+    (known,) = given
+    assert known is not None and (known.version, known.source) == ("b", "/b")
+    second.refusal.set_result("")  # it has that change
+    assert await update == "b"
+    while not second.asked:
+        await asyncio.sleep(0.01)
+    second.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [3], [0], [0.0], "length", version="b")))
+    assert (await answer)[-1] == 3
 
 
 async def died(*_: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,36 +37,48 @@ def load(folder: Path, **options: Any) -> DiffusionLLM:
     return DiffusionLLM(str(folder), **({"dtype": "float32", "device": "cpu"} | options))
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("config", [LLADA, LLADA_MOE, SDAR], ids=["llada", "llada_moe", "sdar"])
-def test_it_writes_the_same_afterwards(tmp_path: Path, config: dict[str, Any], level: int) -> None:
-    llm = load(made(tmp_path / "model", config))
+@pytest.fixture
+def llm(tmp_path: Path) -> DiffusionLLM:
+    return load(made(tmp_path / "model", LLADA))
+
+
+def stored_bytes(llm: DiffusionLLM) -> int:
+    plain = (each for each in parameters(llm) if not each.is_mkldnn)
+    return sum(each.untyped_storage().nbytes() for each in plain)
+
+
+WIDE = LLADA | {"mlp_hidden_size": 128, "d_model": 64}
+MODELS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "llada": (LLADA, {}),
+    "llada_moe": (LLADA_MOE, {}),
+    "sdar": (SDAR, {}),
+    "int8": (WIDE, {"quantization": "int8"}),
+    "w8a8": (WIDE, {"quantization": "w8a8"}),
+    "stored in int8": (WIDE, {}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_writes_the_same_afterwards(tmp_path: Path, name: str) -> None:
+    """A light sleep may become a deeper one, but not the other way round."""
+    config, options = MODELS[name]
+    folder = made(tmp_path / "model", config)
+    if name == "stored in int8":
+        quantize_checkpoint(folder, tmp_path / "int8", "int8", progress=False)
+        folder = tmp_path / "int8"
+    llm = load(folder, **options)
     before = ids(llm)
-    assert not llm.is_sleeping
-    for _ in range(2):
-        llm.sleep(level)
+    assert not llm.is_sleeping and stored_bytes(llm)
+    for levels in ([1], [2], [2, 2], [1, 2, 1]):
+        for level in levels:
+            llm.sleep(level)
         assert llm.is_sleeping and llm.engine.kv.nbytes == 0
-        llm.sleep(level)  # it does already
+        assert (stored_bytes(llm) == 0) == (2 in levels)
         with pytest.raises(ValueError, match="the model is asleep; wake it up first"):
             ids(llm)
         llm.wake_up()
         llm.wake_up()
         assert not llm.is_sleeping and llm.engine.kv.num_free == llm.limits.num_pages
-        assert ids(llm) == before
-
-
-@pytest.mark.parametrize("quantization", ["int8", "w8a8", "stored"])
-def test_a_quantized_model_too(tmp_path: Path, quantization: str) -> None:
-    config = LLADA | {"mlp_hidden_size": 128, "d_model": 64}
-    folder, options = made(tmp_path / "model", config), {"quantization": quantization}
-    if quantization == "stored":
-        quantize_checkpoint(folder, tmp_path / "int8", "int8", progress=False)
-        folder, options = tmp_path / "int8", {}
-    llm = load(folder, **options)
-    before = ids(llm)
-    for level in LEVELS:
-        llm.sleep(level)
-        llm.wake_up()
         assert ids(llm) == before
 
 
@@ -98,28 +111,9 @@ def test_only_vllm_s_levels(tmp_path: Path) -> None:
     assert not llm.is_sleeping
 
 
-def test_it_may_fall_into_a_deeper_sleep(tmp_path: Path) -> None:
-    llm = load(made(tmp_path / "model", LLADA))
-    before = ids(llm)
-    weights = sum(each.untyped_storage().nbytes() for each in parameters(llm) if not each.is_mkldnn)
-    assert weights
-    for level in (1, 2, 1):
-        llm.sleep(level)
-    assert sum(each.untyped_storage().nbytes() for each in parameters(llm)) == 0
-    llm.wake_up()
-    assert ids(llm) == before
-
-
 def parameters(llm: DiffusionLLM) -> list[torch.nn.Parameter]:
     model: Any = llm.engine.model
     return list(model.parameters())
-
-
-def use_all_pages(llm: DiffusionLLM) -> None:
-    """Those that were never used take no memory."""
-    for store in llm.engine.kv.stores.values():
-        for kept in store:
-            kept.fill_(1.0)
 
 
 @pytest.mark.long
@@ -134,7 +128,8 @@ def sleep_and_wake_up(tmp_path: Path) -> None:
     llm = load(made(tmp_path / "model", config), kv_cache_memory=64 << 20)
     before = ids(llm)
     for _ in range(2):
-        use_all_pages(llm)
+        for kept in chain(*llm.engine.kv.stores.values()):
+            kept.fill_(1.0)  # pages that were never used take no memory
         weights = sum(each.numel() * 4 for each in parameters(llm))
         pages = llm.engine.kv.nbytes
         assert weights > 80 << 20 and pages > 60 << 20
@@ -173,8 +168,7 @@ def test_new_weights_while_it_sleeps(tmp_path: Path) -> None:
         assert ids(llm) == first
 
 
-def test_tensors_that_were_given_up_have_to_be_given_again(tmp_path: Path) -> None:
-    llm = load(made(tmp_path / "model", LLADA))
+def test_tensors_that_were_given_up_have_to_be_given_again(llm: DiffusionLLM) -> None:
     llm.update_weights(shifted(LLADA))
     before = ids(llm)
     llm.sleep(1)
@@ -235,21 +229,21 @@ class Interrupted(BaseException):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("step", ["KVPool.give_back", "Denoiser.unpack", "KVPool.take_back"])
+@pytest.mark.parametrize(
+    ("home", "step"),
+    [(KVPool, "give_back"), (Denoiser, "unpack"), (KVPool, "take_back")],
+)
 def test_after_an_interrupt_it_can_be_woken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int, step: str
+    llm: DiffusionLLM, monkeypatch: pytest.MonkeyPatch, level: int, home: type, step: str
 ) -> None:
-    llm = load(made(tmp_path / "model", LLADA))
     before = ids(llm)
-    homes = {"KVPool": KVPool, "Denoiser": Denoiser}
-    home, name = step.split(".")
 
     def interrupt(self: object) -> None:
         raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(homes[home], name, interrupt)
-        if (level, step) == (1, "Denoiser.unpack"):  # on a CPU the weights stay
+        patch.setattr(home, step, interrupt)
+        if (level, step) == (1, "unpack"):  # on a CPU the weights stay
             llm.sleep(level)
         else:
             with pytest.raises(Interrupted):
@@ -291,20 +285,16 @@ def test_requests_that_come_while_it_sleeps_wait() -> None:
         asyncio.run(story(engine))
 
 
-def test_coroutines_sleep_and_wake_their_model(tmp_path: Path) -> None:
+async def test_coroutines_sleep_and_wake_their_model(tmp_path: Path) -> None:
     folder = made(tmp_path / "model", LLADA)
 
-    async def story() -> None:
-        options: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
-        async with AsyncDiffusionLLM(str(folder), **options) as llm:
-            await llm.sleep(2)
-            assert await llm.is_sleeping()
-            handle = await llm.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
-            await asyncio.sleep(0.05)
-            assert handle.status.phase == Phase.QUEUED
-            await llm.wake_up()
-            assert not await llm.is_sleeping()
-            output = await handle.result()
-            assert len(output.outputs[0].token_ids) == 4
-
-    asyncio.run(story())
+    async with AsyncDiffusionLLM(str(folder), dtype="float32", device="cpu") as llm:
+        await llm.sleep(2)
+        assert await llm.is_sleeping()
+        handle = await llm.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
+        await asyncio.sleep(0.05)
+        assert handle.status.phase == Phase.QUEUED
+        await llm.wake_up()
+        assert not await llm.is_sleeping()
+        output = await handle.result()
+        assert len(output.outputs[0].token_ids) == 4

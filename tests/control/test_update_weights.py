@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cache
@@ -148,6 +148,10 @@ def test_versions_count_up_or_have_names() -> None:
     with pytest.raises(ValueError, match="allowed are finish, restart"):
         client.update_weights(weights(1), "abort")  # type: ignore[arg-type]
     assert client.driver.load().weight_updates == 3
+    engine = updatable()
+    engine.upkeep = None
+    with pytest.raises(ValueError, match="cannot be replaced"):
+        WaitingEngine(engine, 1).update_weights(weights(1))
 
 
 WRONG: list[tuple[dict[str, Tensor], str]] = [
@@ -225,13 +229,6 @@ def test_an_interrupted_wait_withdraws_the_update(monkeypatch: pytest.MonkeyPatc
     assert client.driver.load().weights_version == "0"
 
 
-def test_an_engine_with_fixed_weights_says_so() -> None:
-    engine = updatable()
-    engine.upkeep = None
-    with pytest.raises(ValueError, match="cannot be replaced"):
-        WaitingEngine(engine, 1).update_weights(weights(1))
-
-
 def test_what_must_be_restored_cannot_be_refused() -> None:
     order: Round[Any] = Round(1, [], [], 1, change=Change(1, "1", "/nowhere", restores=True))
     with pytest.raises(RuntimeError, match="1 could not be restored: there is no folder"):
@@ -243,43 +240,50 @@ def test_many_updates_leave_memory_flat() -> None:
     assert in_own_process(growth_by_updates, TIMES) < 2 * TIMES << 10
 
 
-def growth_by_updates(times: int) -> int:
-    """Return by how many bytes the process grows while weights are updated so many times."""
-    client, found = waiting_engine(block_causal=True), dict[int, list[Update]]()
+def growth(update: Callable[[int], object], times: int) -> int:
+    """Return by how many bytes the process grows in so many updates, after some others."""
 
-    def update(times: int) -> int:
-        for number in range(times):
-            client.update_weights(weights(number % 2))
-            if number % 20 == 0:
-                request = asked(number, length=40)
-                client.submit(check_request(request, client.limits))
-                advance(client, found)
-                found.clear()
+    def resident_after(numbers: range) -> int:
+        for number in numbers:
+            update(number)
         gc.collect()
         return resident_bytes()
 
-    before = update(times // 5)
-    growth = update(times) - before
+    before = resident_after(range(times // 5))
+    return resident_after(range(times)) - before
+
+
+def growth_by_updates(times: int) -> int:
+    client, found = waiting_engine(block_causal=True), dict[int, list[Update]]()
+
+    def update(number: int) -> None:
+        client.update_weights(weights(number % 2))
+        if number % 20 == 0:
+            client.submit(check_request(asked(number, length=40), client.limits))
+            advance(client, found)
+            found.clear()
+
+    grown = growth(update, times)
     load = client.driver.load()
     assert load.weight_updates == times + times // 5 and load.free_pages == load.num_pages
-    return growth
+    return grown
 
 
 # Real models.
 
 
-@pytest.fixture(params=[LLADA, LLADA_MOE, SDAR], ids=["llada", "llada_moe", "sdar"])
-def folders(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Path]]:
-    config = request.param | {"mask_token_id": 62, "eos_token_id": 63}
-    yield [
-        save(tmp_path / "old", config, random_weights(config)),
+@pytest.mark.parametrize("config", [LLADA, LLADA_MOE, SDAR], ids=["llada", "llada_moe", "sdar"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_updated_model_is_a_fresh_one(
+    tmp_path: Path, config: dict[str, Any], dtype: Any
+) -> None:
+    """In float32 matrices are packed, and are packed anew."""
+    config = config | {"mask_token_id": 62, "eos_token_id": 63}
+    weights = random_weights(config)
+    folders = [
+        save(tmp_path / "old", config, weights),
         save(tmp_path / "new", config | {"use_cache": False}, shifted(config)),
     ]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_an_updated_model_is_a_fresh_one(folders: list[Path], dtype: Any) -> None:
-    """In float32 matrices are packed, and are packed anew."""
     old, new = (DiffusionLLM(str(each), dtype=dtype, device="cpu") for each in folders)
     first, second = ids(old), ids(new)
     assert first != second
@@ -288,19 +292,13 @@ def test_an_updated_model_is_a_fresh_one(folders: list[Path], dtype: Any) -> Non
     places = {n: p.data_ptr() for n, p in model.named_parameters() if not p.is_mkldnn}
     assert old.update_weights(folders[1]) == "1"
     assert ids(old) == second
-    state = {name: tensor.float() for name, tensor in random_weights_of(folders[0]).items()}
+    state = {name: tensor.float() for name, tensor in weights.items()}
     assert old.update_weights(state, version="first") == "first"
     assert ids(old) == first
     (output,) = old.generate([[1, 2]], max_tokens=2, use_tqdm=False)
     assert output.weights_version == output.outputs[0].weights_version == "first"
     now = dict(model.named_parameters())
     assert all(now[name].data_ptr() == place for name, place in places.items())
-
-
-def random_weights_of(folder: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model.safetensors")
 
 
 def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -353,28 +351,7 @@ def test_packing_many_times_leaves_memory_flat(tmp_path: Path) -> None:
 
 def growth_by_packing(tmp_path: Path, times: int) -> int:
     config = LLADA | {"d_model": 128, "mlp_hidden_size": 256}
-    llm = DiffusionLLM(
-        str(save(tmp_path / "old", config, random_weights(config))), dtype="float32", device="cpu"
-    )
     states = [random_weights(config), shifted(config)]
-
-    def update(times: int) -> int:
-        for number in range(times):
-            llm.update_weights(states[number % 2])
-        gc.collect()
-        return resident_bytes()
-
-    before = update(times // 5)
-    return update(times) - before
-
-
-def test_a_stream_goes_on_over_an_update(tmp_path: Path) -> None:
-    folder = save(tmp_path / "old", LLADA, random_weights(LLADA))
-    llm = DiffusionLLM(str(folder), dtype="float64", device="cpu", diffusion={"block_length": 4})
-    asked_for: dict[str, Any] = {"max_tokens": 16, "ignore_eos": True}
-    (whole,) = llm.generate([[1, 2, 3]], use_tqdm=False, **asked_for)
-    stream = llm.stream([1, 2, 3], **asked_for)
-    found = list(next(stream).token_ids)
-    llm.update_weights(shifted(LLADA))
-    found += [token for delta in stream for token in delta.token_ids]
-    assert found == whole.outputs[0].token_ids
+    folder = save(tmp_path / "old", config, states[0])
+    llm = DiffusionLLM(str(folder), dtype="float32", device="cpu")
+    return growth(lambda number: llm.update_weights(states[number % 2]), times)

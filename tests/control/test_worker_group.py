@@ -12,7 +12,6 @@ from ray.exceptions import RayError
 from diffray.cluster.control.engine_client import (
     DeadlineExceeded,
     EngineFailed,
-    Load,
     Overloaded,
 )
 from diffray.cluster.control.llm import DiffusionLLM
@@ -21,8 +20,8 @@ from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
 from tests.helpers.worker_groups import (
     LONG,
-    Answer,
     answer,
+    answers,
     automaton_of,
     engine,
     in_process,
@@ -50,27 +49,20 @@ WISHES: list[dict[str, Any]] = [
         ("demo-llada2", {"ranks": 2, "steps_per_round": 2}),
     ],
 )
-def test_ranks_give_the_tokens_of_one_process(model: str, options: dict[str, Any]) -> None:
+async def test_ranks_give_the_tokens_of_one_process(model: str, options: dict[str, Any]) -> None:
     asked = prompts(model, len(WISHES))
     params = [wish(each) for each in WISHES]
     expected = in_process(model, asked, params)
-
-    async def run() -> list[Answer]:
-        async with engine(model, max_num_seqs=3, **options) as running:
-            return await asyncio.gather(
-                *(
-                    answer(running, uid, prompt, each)
-                    for uid, (prompt, each) in enumerate(zip(asked, params, strict=True))
-                )
-            )
-
-    for ours, theirs in zip(asyncio.run(run()), expected, strict=True):
+    async with engine(model, max_num_seqs=3, **options) as running:
+        found = await asyncio.gather(*answers(running, asked, params))
+    for ours, theirs in zip(found, expected, strict=True):
         assert ours.ids == theirs.ids
         assert ours.finish_reason == theirs.finish_reason
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-6)
 
 
-def test_a_killed_rank_costs_a_pause_and_no_token() -> None:
+@pytest.mark.parametrize(("part", "ranks"), [("rank", 2), ("coordinator", 1)])
+async def test_what_is_killed_costs_a_pause_and_no_token(part: str, ranks: int) -> None:
     """Nor do answers with structured outputs lose one, greedy or drawn."""
     automaton = automaton_of("demo", "(?:[a-z]{1,8} ){60}[a-z]+")
     guided = LONG | {"ignore_eos": False}
@@ -78,69 +70,42 @@ def test_a_killed_rank_costs_a_pause_and_no_token() -> None:
     grammars = [b"", b"", *[automaton.to_bytes()] * 2]
     asked = prompts("demo", 4)
     expected = in_process("demo", asked, params, grammars)
-
-    async def run() -> tuple[list[Answer], int]:
-        async with engine(ranks=2, rounds_in_flight=2) as running:
-            tasks = [
-                asyncio.create_task(answer(running, uid, *each))
-                for uid, each in enumerate(zip(asked, params, grammars, strict=True))
-            ]
-            await under_way(running)
-            os.kill((await running.pids())[-1], signal.SIGKILL)
-            return await asyncio.gather(*tasks), (await running.load()).restarts
-
-    answers, restarts = asyncio.run(run())
-    assert restarts == 1
-    assert [a.ids for a in answers] == [a.ids for a in expected]
-    for guided_answer in answers[2:]:
+    async with engine(ranks=ranks, rounds_in_flight=2) as running:
+        asking = answers(running, asked, params, grammars)
+        await under_way(running)
+        os.kill((await running.pids())[-1 if part == "rank" else 0], signal.SIGKILL)
+        found = await asyncio.gather(*asking)
+        assert await restarts_of(running, part) == 1
+    assert [a.ids for a in found] == [a.ids for a in expected]
+    for guided_answer in found[2:]:
         assert automaton.follow(0, guided_answer.ids) == automaton.end
 
 
-def test_a_killed_coordinator_costs_a_pause_and_no_token() -> None:
-    asked = prompts("demo", 2)
-    params = wish(LONG)
-    expected = in_process("demo", asked, [params] * 2)
-
-    async def run() -> tuple[list[Answer], int]:
-        async with engine() as running:
-            tasks = [
-                asyncio.create_task(answer(running, uid, prompt, params))
-                for uid, prompt in enumerate(asked)
-            ]
-            await under_way(running)
-            os.kill((await running.pids())[0], signal.SIGKILL)
-            return await asyncio.gather(*tasks), running.restarts
-
-    answers, restarts = asyncio.run(run())
-    assert restarts == 1
-    assert [a.ids for a in answers] == [a.ids for a in expected]
+async def restarts_of(running: RemoteEngine, part: str) -> int:
+    return (await running.load()).restarts if part == "rank" else running.restarts
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lost", ["rank", pytest.param("coordinator", marks=pytest.mark.long)])
-def test_what_is_lost_asleep_comes_back_asleep(lost: str) -> None:
+@pytest.mark.parametrize("part", ["rank", "coordinator"])
+async def test_what_is_lost_asleep_comes_back_asleep(part: str) -> None:
     """And healthy; the request that came meanwhile is answered when the ranks are awake."""
     asked = prompts("demo", 2)
     params = wish({"max_tokens": 16})
     expected = in_process("demo", asked, [params] * 2)
-
-    async def run() -> list[Answer]:
-        async with engine(ranks=2) as running:
-            first = await answer(running, 0, asked[0], params)
-            await running.sleep(2)
-            pids = await running.pids()
-            os.kill(pids[-1 if lost == "rank" else 0], signal.SIGKILL)
-            second = asyncio.create_task(answer(running, 1, asked[1], params))
-            while not await replaced(running, pids):
-                await running.check_health()
-                await asyncio.sleep(0.1)
-            await asyncio.sleep(0.5)
-            assert (await running.load()).sleep_level == 2 and not second.done()
+    async with engine(ranks=2) as running:
+        first = await answer(running, 0, asked[0], params)
+        await running.sleep(2)
+        pids = await running.pids()
+        os.kill(pids[-1 if part == "rank" else 0], signal.SIGKILL)
+        second = asyncio.create_task(answer(running, 1, asked[1], params))
+        while not await replaced(running, pids):
             await running.check_health()
-            await running.sleep(0)
-            return [first, await second]
-
-    assert [a.ids for a in asyncio.run(run())] == [a.ids for a in expected]
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
+        assert (await running.load()).sleep_level == 2 and not second.done()
+        await running.check_health()
+        await running.sleep(0)
+        assert [first.ids, (await second).ids] == [a.ids for a in expected]
 
 
 async def replaced(running: RemoteEngine, pids: list[int]) -> bool:
@@ -152,126 +117,97 @@ async def replaced(running: RemoteEngine, pids: list[int]) -> bool:
     return False
 
 
-async def paused(pid: int, seconds: float) -> None:
-    os.kill(pid, signal.SIGSTOP)
-    await asyncio.sleep(seconds)
-    os.kill(pid, signal.SIGCONT)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("part", ["rank", "coordinator"])
-def test_what_hangs_is_replaced_and_costs_no_token(part: str) -> None:
+async def test_what_hangs_is_replaced_and_costs_no_token(part: str) -> None:
+    """A part that is stopped for a moment is not."""
     asked = prompts("demo", 2)
-    params = wish(LONG)
-    expected = in_process("demo", asked, [params] * 2)
-
-    async def run() -> tuple[list[Answer], int]:
-        async with engine(heartbeat_timeout_s=3, round_timeout_s=600) as running:
-            tasks = [
-                asyncio.create_task(answer(running, uid, prompt, params))
-                for uid, prompt in enumerate(asked)
-            ]
-            await under_way(running)
-            is_rank = part == "rank"
-            pid = (await running.pids())[-1 if is_rank else 0]
-            await paused(pid, 1.0)
-            os.kill(pid, signal.SIGSTOP)
-            async with asyncio.timeout(200):
-                answers = await asyncio.gather(*tasks)
-            assert not os.path.exists(f"/proc/{pid}"), "it hangs for ever"
-            return answers, (await running.load()).restarts if is_rank else running.restarts
-
-    answers, restarts = asyncio.run(run())
-    assert restarts == 1
-    assert [a.ids for a in answers] == [a.ids for a in expected]
+    params = [wish(LONG)] * 2
+    expected = in_process("demo", asked, params)
+    async with engine(heartbeat_timeout_s=3, round_timeout_s=600) as running:
+        asking = answers(running, asked, params)
+        await under_way(running)
+        pid = (await running.pids())[-1 if part == "rank" else 0]
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(1.0)
+        os.kill(pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGSTOP)
+        async with asyncio.timeout(200):
+            found = await asyncio.gather(*asking)
+        assert not os.path.exists(f"/proc/{pid}"), "it hangs for ever"
+        assert await restarts_of(running, part) == 1
+    assert [a.ids for a in found] == [a.ids for a in expected]
 
 
-def test_leaving_frees_pages_queues_are_bounded_and_deadlines_hold() -> None:
+async def test_leaving_frees_pages_queues_are_bounded_and_deadlines_hold() -> None:
     prompt = prompts("demo", 1)[0]
 
-    async def run() -> None:
-        async with engine(max_num_seqs=1, max_queued_requests=1) as running:
-            leaving = running.submit(
-                check_request(Request(0, tuple(prompt), wish(LONG)), running.limits)
-            )
-            await anext(leaving)
-            waiting = asyncio.create_task(answer(running, 1, prompt, wish({"max_tokens": 8})))
-            async with asyncio.timeout(60):
-                while not (await running.load()).waiting:
-                    await asyncio.sleep(0.01)
-            with pytest.raises(Overloaded, match="queue is full"):
-                await answer(running, 2, prompt, wish(LONG))
-            assert (await running.load()).running == 1
-            await leaving.aclose()
-            assert (await waiting).finish_reason is not None
-            with pytest.raises(DeadlineExceeded):
-                async for _ in running.submit(
-                    check_request(Request(3, tuple(prompt), wish(LONG)), running.limits),
-                    deadline=0.05,
-                ):
-                    pass
-            await answer(running, 4, prompt, wish({"max_tokens": 1}))
-            load = await running.load()
-            assert load.free_pages == load.num_pages and load.running == load.waiting == 0
-
-    asyncio.run(run())
+    async with engine(max_num_seqs=1, max_queued_requests=1) as running:
+        leaving = running.submit(
+            check_request(Request(0, tuple(prompt), wish(LONG)), running.limits)
+        )
+        await anext(leaving)
+        waiting = asyncio.create_task(answer(running, 1, prompt, wish({"max_tokens": 8})))
+        async with asyncio.timeout(60):
+            while not (await running.load()).waiting:
+                await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded, match="queue is full"):
+            await answer(running, 2, prompt, wish(LONG))
+        assert (await running.load()).running == 1
+        await leaving.aclose()
+        assert (await waiting).finish_reason is not None
+        with pytest.raises(DeadlineExceeded):
+            async for _ in running.submit(
+                check_request(Request(3, tuple(prompt), wish(LONG)), running.limits),
+                deadline=0.05,
+            ):
+                pass
+        await answer(running, 4, prompt, wish({"max_tokens": 1}))
+        load = await running.load()
+        assert load.free_pages == load.num_pages and load.running == load.waiting == 0
 
 
-def test_a_missing_checkpoint_is_reported_in_one_sentence() -> None:
-    async def run() -> None:
-        async with engine("/no/such/model"):
-            raise AssertionError("started")
-
+async def test_a_missing_checkpoint_is_reported_in_one_sentence() -> None:
     with pytest.raises(EngineFailed, match="/no/such/model"):
-        asyncio.run(run())
+        async with engine("/no/such/model"):
+            pass
 
 
 @pytest.mark.long
-def test_a_shared_prefix_takes_its_pages_once_behind_a_coordinator() -> None:
+async def test_a_shared_prefix_takes_its_pages_once_behind_a_coordinator() -> None:
     """Room for one prompt and some blocks: without sharing, one request would run at a time."""
     prompt = [1 + n % 200 for n in range(640)]
     params = wish({"max_tokens": 64, "ignore_eos": True})
-
-    async def run() -> int:
-        async with engine(
-            "demo-llada2", max_num_seqs=4, max_model_len=768, kv_cache_memory=PAGES * page_bytes()
-        ) as running:
-            assert (await running.load()).num_pages < 2 * len(prompt) // 16
-            asked = [asyncio.create_task(answer(running, uid, prompt, params)) for uid in range(4)]
-            most = 0
-            while not all(task.done() for task in asked):
-                most = max(most, (await running.load()).running)
-            answers = await asyncio.gather(*asked)
-        assert len({tuple(each.ids) for each in answers}) == 1
-        return most
-
-    assert asyncio.run(run()) == 4
+    async with engine(
+        "demo-llada2", max_num_seqs=4, max_model_len=768, kv_cache_memory=PAGES * page_bytes()
+    ) as running:
+        assert (await running.load()).num_pages < 2 * len(prompt) // 16
+        asking = answers(running, [prompt] * 4, [params] * 4)
+        most = 0
+        while not all(task.done() for task in asking):
+            most = max(most, (await running.load()).running)
+        found = await asyncio.gather(*asking)
+    assert len({tuple(each.ids) for each in found}) == 1
+    assert most == 4
 
 
 @pytest.mark.long
-def test_a_killed_rank_takes_the_host_s_prefixes_along_and_no_token() -> None:
+async def test_a_killed_rank_takes_the_host_s_prefixes_along_and_no_token() -> None:
     """Four prompts of 20 pages each, where 40 are."""
     asked = [[1 + (7 * at + number) % 200 for at in range(320)] for number in range(4)]
-    params = wish(LONG | {"max_tokens": 48})
-    expected = in_process("demo-llada2", asked, [params] * 4)
-
-    async def run() -> tuple[list[Answer], Load]:
-        async with engine(
-            "demo-llada2", ranks=2, max_num_seqs=4, max_model_len=448,
-            kv_cache_memory=40 * page_bytes() // 2, swap_space="64MiB",
-        ) as running:  # fmt: skip
-            found: list[Answer] = []
-            for turn in range(2):
-                numbered = enumerate(asked, 4 * turn)
-                tasks = [asyncio.create_task(answer(running, *each, params)) for each in numbered]
-                if not turn:
-                    await under_way(running)
-                    os.kill((await running.pids())[-1], signal.SIGKILL)
-                found += await asyncio.gather(*tasks)
-            return found, await running.load()
-
-    answers, load = asyncio.run(run())
-    assert [a.ids for a in answers] == 2 * [a.ids for a in expected]
+    params = [wish(LONG | {"max_tokens": 48})] * 4
+    expected = in_process("demo-llada2", asked, params)
+    async with engine(
+        "demo-llada2", ranks=2, max_num_seqs=4, max_model_len=448,
+        kv_cache_memory=40 * page_bytes() // 2, swap_space="64MiB",
+    ) as running:  # fmt: skip
+        first = answers(running, asked, params)
+        await under_way(running)
+        os.kill((await running.pids())[-1], signal.SIGKILL)
+        found = await asyncio.gather(*first)
+        found += await asyncio.gather(*answers(running, asked, params, first=4))
+        load = await running.load()
+    assert [a.ids for a in found] == 2 * [a.ids for a in expected]
     assert load.restarts == 1
     assert load.prefixes.loaded_bytes > 0 and load.prefixes.host_hits > 0
 

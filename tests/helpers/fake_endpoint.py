@@ -5,8 +5,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.helpers.http_server import Handler, listening
 
 Json = dict[str, Any]
 
@@ -35,16 +36,15 @@ class Asked:
 class FakeEndpoint:
     url: str
     asked: list[Asked] = field(default_factory=list)
-    hung_up: threading.Event = field(
-        default_factory=threading.Event
-    )  # a client left before its answer's end
+    # Set when a client has left before its answer's end.
+    hung_up: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
 def fake_endpoint(answer: Callable[[Asked], Answer]) -> Iterator[FakeEndpoint]:
     """Serve on a free port until the block ends; GET requests have an empty body."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Endpoint(Handler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -90,17 +90,7 @@ def fake_endpoint(answer: Callable[[Asked], Answer]) -> Iterator[FakeEndpoint]:
                 self.wfile.write(f"data: {text}\n\n".encode())
                 self.wfile.flush()
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    endpoint = FakeEndpoint(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    endpoint = FakeEndpoint("")
+    with listening(Endpoint) as port:
+        endpoint.url = f"http://127.0.0.1:{port}"
         yield endpoint
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -1,11 +1,11 @@
 """A server of files on 127.0.0.1, and of answers that no client should wait for."""
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ssl import SSLContext
 from time import sleep
+
+from tests.helpers.http_server import Handler, listening
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def files_server(
     `seen` takes the Host headers of requests.
     """
 
-    class Handler(BaseHTTPRequestHandler):
+    class Files(Handler):
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if seen is not None:
@@ -44,18 +44,5 @@ def files_server(
             else:
                 self.send_error(404)
 
-        def log_message(self, *given: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http{'s' * (tls is not None)}://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join(timeout=10)
-        server.server_close()
+    with listening(Files, tls) as port:
+        yield f"http{'s' * (tls is not None)}://127.0.0.1:{port}"

@@ -3,16 +3,20 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import httpx2
 from ray import serve
 from ray._private.state import actors
 
+from benchmarks.serve_process import free_port
 from diffray.cluster.serve.config_file import Applications, applications
 from diffray.cluster.serve.server import deploy
 
+T = TypeVar("T")
 MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 
 
@@ -21,6 +25,17 @@ def application(name: str, **options: Any) -> Applications:
     loading = {"model_id": name, "model_source": "demo"}
     given = {"model_loading_config": loading, "engine_kwargs": engine, "route_prefix": f"/{name}"}
     return applications(given | options, name)
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """Let Serve listen on the head node of the Ray that runs, and yield its URL."""
+    port = free_port()
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
 
 
 def start(wanted: Applications) -> float:
@@ -42,6 +57,25 @@ def alive(kind: str) -> dict[int, str]:
 def ask(url: str, name: str, **options: Any) -> httpx2.Response:
     body = {"model": name, "messages": MESSAGES} | options
     return httpx2.post(f"{url}/{name}/v1/chat/completions", json=body, timeout=120)
+
+
+@contextmanager
+def clients(count: int, ask_once: Callable[[], T]) -> Iterator[list[T]]:
+    """Ask all the time in so many threads; yields the answers, which grow."""
+    ended, found = threading.Event(), list[T]()
+
+    def ask_on() -> None:
+        while not ended.is_set():
+            found.append(ask_once())
+
+    with ThreadPoolExecutor(count) as pool:
+        asking = [pool.submit(ask_on) for _ in range(count)]
+        try:
+            yield found
+        finally:
+            ended.set()
+        for each in asking:
+            each.result()
 
 
 def seconds_until(true: Callable[[], bool], most: float) -> float:

@@ -1,33 +1,27 @@
 """Make the pictures of the page in docs/: `python -m tests.helpers.page_pictures`."""
 
 from contextlib import closing
-from typing import Final
 
 from diffray.cluster.api.service import Service
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
 from diffray.components.checkpoints.demos import EXAMPLE, examples
+from tests.helpers import page
 from tests.helpers.api_server import serve
 from tests.helpers.browser import Browser, chromium
 from tests.helpers.paths import ROOT
 
-_PLAYED: Final = "document.querySelector('[name=play]').textContent === 'Play'"
-
 
 def ask(tab: Browser, url: str, *, compare: bool = False) -> None:
     """Open the page anew and have the example answered in many forwards."""
-    tab.open(f"{url}/")
-    tab.wait("document.querySelectorAll('.field').length")
+    page.opened(tab, url)
     tab.choose("[name=pace]", "0")
     if compare:
         tab.click("#compare")
     else:
-        tab.choose("[data-field=decoder] select", "fixed")
-        tab.choose("[data-field=steps] input", "64")
-    tab.click("[name=prompt]")
-    tab.type(EXAMPLE)
-    tab.press("Enter")
-    tab.wait(_PLAYED)
+        page.watch_slowly(tab, 64)
+    page.ask(tab, EXAMPLE)
+    tab.wait(page.PLAYED)
     tab.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
 
 

@@ -17,6 +17,7 @@ from diffray.components.mesh import Mesh
 from diffray.components.model_spec import ModelSpec
 from diffray.components.params import SamplingParams
 from diffray.kernels.checksum import checksum
+from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Change, Request, Round
 from diffray.workers.setup import build_engine
@@ -106,28 +107,25 @@ class Found:
     cached: int = 0  # tokens of prompts that were there
 
 
+def engine_of(mesh: Mesh, model: str, **options: Any) -> Engine:
+    ids = {"mask_token_id": 510, "eos_token_id": 511} if "golden" in model else {}
+    given = {"dtype": "float64", "device": "cpu", "max_model_len": 64} | ids | options
+    return build_engine(model, EngineOptions.model_validate(given), mesh)[0]
+
+
 def run_cases(mesh: Mesh, cases: Items[Case]) -> tuple[list[Found], int]:
     """Do all cases as one of the ranks; return also how many K/V pages the ranks agreed on."""
     found = [run_case(mesh, case) for case in cases]
-    setup = EngineOptions(dtype="float32", device="cpu", kv_cache_memory=(1 + mesh.rank) << 20)
-    engine, _ = build_engine("demo", setup, mesh)
+    memory = (1 + mesh.rank) << 20
+    engine = engine_of(mesh, "demo", dtype="float32", max_model_len=None, kv_cache_memory=memory)
     return found, engine.kv.num_pages
 
 
 def run_case(mesh: Mesh, case: Case) -> Found:
     """Build the engine of one case and run its batch."""
     mesh = replace(mesh, expert_parallel=case.expert_parallel)
-    setup = EngineOptions(
-        dtype=case.dtype,
-        device="cpu",
-        max_num_seqs=8,
-        max_model_len=64,
-        page_size=8,
-        kv_cache_dtype=case.kv_cache_dtype,
-    )
-    if "golden" in case.model:
-        setup = setup.model_copy(update={"mask_token_id": 510, "eos_token_id": 511})
-    engine, _ = build_engine(case.model, setup, mesh)
+    options = {"dtype": case.dtype, "kv_cache_dtype": case.kv_cache_dtype}
+    engine = engine_of(mesh, case.model, max_num_seqs=8, page_size=8, **options)
     spec = engine.model.spec
     logits_TV = full_forward(engine.model, list(range(20, 32)), 4 if spec.block_causal else 0)
     requests = [*requests_for(spec), *guided_requests(spec, engine.eos_token_ids)]
@@ -157,10 +155,7 @@ class Pinned(NamedTuple):
 
 def run_pinned(mesh: Mesh, model: str) -> Pinned:
     """Fill random canvases, greedily and not, with guidance and without."""
-    setup = EngineOptions(
-        dtype="float64", device="cpu", max_num_seqs=8, max_model_len=256, page_size=8
-    )
-    engine, _ = build_engine(model, setup, mesh)
+    engine = engine_of(mesh, model, max_num_seqs=8, max_model_len=256, page_size=8)
     size, mask_id = engine.model.spec.vocab_size, engine.slots.mask_token_id
     for uid in range(8):
         canvas = random_canvas(random.Random(uid), size, mask_id, engine.eos_token_ids[0])
@@ -192,16 +187,7 @@ class Drafted(NamedTuple):
 
 def run_drafted(mesh: Mesh, model: str, *, speculation: bool = True) -> Drafted:
     """Answer with `fixed` and `threshold`, greedily and not, and try branches beside them."""
-    setup = EngineOptions(
-        dtype="float64",
-        device="cpu",
-        max_model_len=128,
-        page_size=8,
-        draft_overhead=10_000,
-        mask_token_id=510 if "golden" in model else None,
-        eos_token_id=511 if "golden" in model else None,
-    )
-    engine, _ = build_engine(model, setup, mesh)
+    engine = engine_of(mesh, model, max_model_len=128, page_size=8, draft_overhead=10_000)
     verify: dict[str, Any] = {"speculation": {"kind": "verify", "drafts": 3}} if speculation else {}
     fixed = {"decoder": {"kind": "fixed", "steps": 24}} | verify
     lopa = {"decoder": {"kind": "lopa", "threshold": 0.3, "branches": 3}}
@@ -272,8 +258,7 @@ class Updated(NamedTuple):
 
 def run_updates(mesh: Mesh, first: str, folders: Items[str]) -> Updated:
     """Load a checkpoint, replace its weights by those of each folder, and answer after each."""
-    setup = EngineOptions(dtype="float64", device="cpu", max_num_seqs=2, max_model_len=64)
-    engine, _ = build_engine(first, setup, mesh)
+    engine = engine_of(mesh, first, max_num_seqs=2)
     found = Updated([], [])
     for number, folder in enumerate(folders, 1):
         change = Change(number, str(number), folder)
@@ -299,15 +284,7 @@ def run_adapted(
 ) -> Adapted:
     """Answer with each adapter and with none; the last one's folder is found on rank 0 alone."""
     mesh = replace(mesh, expert_parallel=expert_parallel)
-    setup = EngineOptions(
-        dtype="float64",
-        device="cpu",
-        max_model_len=64,
-        max_loras=2,
-        mask_token_id=62,
-        eos_token_id=63,
-    )
-    engine, _ = build_engine(folder, setup, mesh)
+    engine = engine_of(mesh, folder, max_loras=2, mask_token_id=62, eos_token_id=63)
     last = adapters[-1]._replace(name="gone", number=99)
     if mesh.rank > 0:
         last = last._replace(path="nowhere")

@@ -56,6 +56,24 @@ def text_of(answer: httpx2.Response) -> str:
     return text
 
 
+def pieces_of(url: str, body: dict[str, Any], headers: dict[str, str]) -> Iterator[str]:
+    """Yield the pieces of a stream, and then how it ended."""
+    asked = body | {"stream": True}
+    with httpx2.stream("POST", url, json=asked, headers=headers, timeout=PATIENCE_S) as answer:
+        for line in answer.iter_lines():
+            if line == "data: [DONE]":
+                yield "done"
+                return
+            if line.startswith("data: "):
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    yield chunk["error"]["message"]
+                    return
+                if text := chunk["choices"][0]["delta"].get("content"):
+                    yield text
+    yield "broken off"
+
+
 @dataclass(frozen=True)
 class Served(ServeProcess):
     """Such a server, as its clients see it."""
@@ -67,21 +85,8 @@ class Served(ServeProcess):
 
     def chunks(self, model: str, path: str = "") -> Iterator[str]:
         """Yield the pieces of a long stream, and then how it ended."""
-        body = {"model": model, "messages": MESSAGES, "stream": True} | LONG[model]
-        url = f"{self.url}{path}/v1/chat/completions"
-        with httpx2.stream("POST", url, json=body, headers=HEADERS, timeout=PATIENCE_S) as answer:
-            for line in answer.iter_lines():
-                if line == "data: [DONE]":
-                    yield "done"
-                    return
-                if line.startswith("data: "):
-                    chunk = json.loads(line[6:])
-                    if "error" in chunk:
-                        yield chunk["error"]["message"]
-                        return
-                    if text := chunk["choices"][0]["delta"].get("content"):
-                        yield text
-        yield "broken off"
+        body = {"model": model, "messages": MESSAGES} | LONG[model]
+        yield from pieces_of(f"{self.url}{path}/v1/chat/completions", body, HEADERS)
 
     @cached_property
     def long_texts(self) -> dict[str, str]:

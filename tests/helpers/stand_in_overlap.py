@@ -6,7 +6,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from diffray.kernels import linear, norm
-from diffray.kernels.variants import Kernel, Shape, Variant, rounded_up
+from tests.helpers.stand_in_kernels import kernel_of, slow, slow_sum
 
 _sums = 0  # since the last norm
 
@@ -28,26 +28,7 @@ def default(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return norm.rms_norm(x, weight, eps)
 
 
-def slow_norm(*args: Any) -> Tensor:
-    time.sleep(0.02)
-    return norm.rms_norm(*args)
-
-
-def slow_sum(*args: Any) -> tuple[Tensor, Tensor]:
-    time.sleep(0.02)
-    return linear.linear_add_norm(*args)
-
-
-def _shape(x: Tensor, *_: Any) -> Shape:
-    return Shape((x.shape[-1], str(x.dtype)), (rounded_up(x.numel() // x.shape[-1]),))
-
-
 KERNELS: Final = (
-    Kernel(
-        "rms_norm",
-        slow_norm,
-        _shape,
-        lambda *_: [Variant("default", default), Variant("stale", stale)],
-    ),
-    Kernel("linear_add_norm", slow_sum, _shape, lambda *_: [Variant("counted", counted)]),
+    kernel_of("rms_norm", slow, default, stale),
+    kernel_of("linear_add_norm", slow_sum, counted),
 )

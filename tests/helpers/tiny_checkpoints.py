@@ -36,80 +36,61 @@ LLADA: dict[str, Any] = {
     "mask_token_id": 62,
     "eos_token_id": 63,
 }
-DREAM: dict[str, Any] = {
-    "architectures": ["DreamModel"],
-    "model_type": "Dream",
+_SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
-    "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "use_sliding_window": False,
     "max_position_embeddings": 64,
+}
+_DENSE: dict[str, Any] = _SIZES | {
+    "intermediate_size": 48,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+}
+_QWEN: dict[str, Any] = _DENSE | {
+    "hidden_act": "silu",
+    "rope_theta": 1000000.0,
     "tie_word_embeddings": False,
-    "mask_token_id": 62,
     "eos_token_id": 63,
 }
+DREAM: dict[str, Any] = _QWEN | {
+    "architectures": ["DreamModel"],
+    "model_type": "Dream",
+    "use_sliding_window": False,
+    "mask_token_id": 62,
+}
 # As published, but for the sizes: it does not name the mask token.
-FAST_DLLM_V2: dict[str, Any] = {
+FAST_DLLM_V2: dict[str, Any] = _QWEN | {
     "architectures": ["Fast_dLLM_QwenForCausalLM"],
     "model_type": "Fast_dLLM_Qwen",
     "attention_dropout": 0.0,
     "bd_size": 4,
     "bos_token_id": 61,
-    "eos_token_id": 63,
-    "hidden_act": "silu",
-    "hidden_size": 32,
     "initializer_range": 0.02,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
     "max_window_layers": 2,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-6,
     "rope_scaling": None,
-    "rope_theta": 1000000.0,
     "sliding_window": None,
-    "tie_word_embeddings": False,
     "use_cache": True,
     "use_sliding_window": False,
-    "vocab_size": 64,
 }
-LLADA_MOE: dict[str, Any] = {
+LLADA_MOE: dict[str, Any] = _SIZES | {
     "architectures": ["LLaDAMoEModelLM"],
     "model_type": "llada",
-    "vocab_size": 64,
-    "hidden_size": 32,
     "expert_intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
     "rms_norm_eps": 1e-5,
     "rope_theta": 50000.0,
     "num_experts": 8,
     "num_experts_per_tok": 2,
     "qk_layernorm": True,
     "moe_layer_freq": [1, 1],
-    "max_position_embeddings": 64,
     "eos_token_id": 63,
 }
-LLADA2_MOE: dict[str, Any] = {
+LLADA2_MOE: dict[str, Any] = _DENSE | {
     "architectures": ["LLaDA2MoeModelLM"],
     "model_type": "llada2_moe",
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 8,
     "use_bias": False,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 64,
     "rope_theta": 600000.0,
     "partial_rotary_factor": 0.5,
     "num_experts": 8,
@@ -124,25 +105,13 @@ LLADA2_MOE: dict[str, Any] = {
     "norm_topk_prob": True,
     "score_function": "sigmoid",
 }
-SDAR: dict[str, Any] = {
+SDAR: dict[str, Any] = _QWEN | {
     "architectures": ["SDARForCausalLM"],
     "model_type": "sdar",
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 16,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
     "attention_bias": False,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
     "block_size": 4,
     "mask_token_id": 62,
-    "eos_token_id": 63,
 }
 SDAR_MOE: dict[str, Any] = SDAR | {
     "architectures": ["SDARMoeForCausalLM"],
@@ -204,13 +173,8 @@ def join_experts(weights: dict[str, Tensor], num_experts: int, merged: bool) -> 
 
 def kv_pool(model: Model, dtype: torch.dtype, length: int) -> KVPool:
     spec = model.spec
-    return KVPool(
-        shapes=spec.kv_shapes,
-        num_pages=-(-length // 16) + 1,
-        page_size=16,
-        dtype=dtype,
-        device=CPU,
-    )
+    pages = -(-length // 16) + 1
+    return KVPool(shapes=spec.kv_shapes, num_pages=pages, page_size=16, dtype=dtype, device=CPU)
 
 
 @torch.inference_mode()

@@ -69,6 +69,14 @@ async def answer(
     return result
 
 
+def answers(
+    engine: RemoteEngine, asked: Items[list[int]], *each: Items[Any], first: int = 0
+) -> list[asyncio.Task[Answer]]:
+    """Begin to ask; `each` are the prompts' parameters, and their grammars."""
+    numbered = enumerate(zip(asked, *each, strict=True), first)
+    return [asyncio.create_task(answer(engine, uid, *given)) for uid, given in numbered]
+
+
 async def under_way(running: RemoteEngine) -> None:
     """Wait until requests have a part of their answers."""
     while (load := await running.load()).rounds < 30:

@@ -15,50 +15,31 @@ import torch
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install 'diffray[triton]'", allow_module_level=True)
 
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the checks compile them"),
+]
+
 # The most registers and KB of shared memory that their kernels take on Hopper, of 255 and 227.
-HOPPER = {
+Kernels = dict[str, tuple[int, int]]
+WHOLE: Kernels = {"_gate_up": (192, 96), "_down": (128, 64)}  # two programs of each fit
+HALF: Kernels = {"_gate_up": (192, 64), "_down": (144, 52)}
+NORM: Kernels = {"_sum_norm_row": (72, 1)}
+ROUND, SUM, JOIN = {"_round_row": (40, 1)}, {"_sum_parts": (40, 1)}, {"_join_tiles": (40, 1)}
+TILE, NARROW, WIDE = "64x64x64 w4 s4", "64x64x128 w4 s4", "64x128x128 w8 s3"
+EXPERTS, LINEAR = "experts_add_norm triton fused", "quantized_linear triton"
+HOPPER: dict[str, Kernels] = {
     "softmax_router triton fused pdl": {"_multiply": (80, 16), "_softmax_topk": (40, 2)},
     "grouped_sigmoid_router triton fused pdl": {"_multiply": (80, 16), "_grouped_topk": (48, 2)},
-    # Two programs of each fit a multiprocessor.
-    "experts_add_norm triton fused pdl 64x64x64 w4 s4": {
-        "_gate_up": (192, 96),
-        "_down": (128, 64),
-        "_sum_norm_row": (72, 1),
-    },
-    "experts_add_norm triton fused stay pdl 64x64x64 w4 s4": {
-        "_gate_up": (192, 96),
-        "_down": (128, 64),
-        "_sum_norm_row": (72, 1),
-    },
-    "experts_add_norm triton fused half pdl 64x64x64 w4 s4": {
-        "_gate_up": (192, 64),
-        "_down": (144, 52),
-        "_sum_norm_row": (72, 1),
-    },
-    "experts_add_norm triton fused half stay pdl 64x64x64 w4 s4": {
-        "_gate_up": (192, 64),
-        "_down": (144, 52),
-        "_sum_norm_row": (72, 1),
-    },
-    "quantized_experts_forward triton half stay pdl 64x64x64 w4 s4": {
-        "_gate_up": (192, 64),
-        "_down": (144, 52),
-    },
-    "experts_add_norm triton fused pdl 128x128x64 w8 s3": {
-        "_gate_up": (255, 144),
-        "_down": (216, 96),  # of int8 weights, which it widens; 176 of others
-        "_sum_norm_row": (72, 1),
-    },
-    "quantized_experts_forward triton half pdl 64x64x64 w4 s4": {
-        "_gate_up": (192, 64),
-        "_down": (144, 52),
-    },
-    "float8_experts_forward triton half pdl 64x64x64 w4 s4": {
-        "_round_row": (40, 1),
-        "_gate_up": (192, 64),
-        "_down": (144, 52),
-        "_sum_pairs": (48, 1),
-    },
+    f"{EXPERTS} pdl {TILE}": WHOLE | NORM,
+    f"{EXPERTS} stay pdl {TILE}": WHOLE | NORM,
+    f"{EXPERTS} half pdl {TILE}": HALF | NORM,
+    f"{EXPERTS} half stay pdl {TILE}": HALF | NORM,
+    # `_down` of int8 weights, which it widens; 176 of others.
+    f"{EXPERTS} pdl 128x128x64 w8 s3": {"_gate_up": (255, 144), "_down": (216, 96)} | NORM,
+    f"quantized_experts_forward triton half stay pdl {TILE}": HALF,
+    f"quantized_experts_forward triton half pdl {TILE}": HALF,
+    f"float8_experts_forward triton half pdl {TILE}": HALF | ROUND | {"_sum_pairs": (48, 1)},
     "float8_experts_forward scaled_grouped_mm pdl": {
         "_gather_row": (40, 1),
         "_gate_row": (72, 1),
@@ -79,56 +60,27 @@ HOPPER = {
         "_read_keys": (255, 57),
     },
     "linear_add_norm triton fused pdl": {"_split_product": (80, 64), "_norm_row": (72, 1)},
-    "quantized_linear triton pdl 64x64x128 w4 s4": {
-        "_byte_product": (96, 104),
-        "_sum_parts": (40, 1),
-    },
-    "quantized_linear triton half pdl 64x64x128 w4 s4": {
-        "_byte_product": (176, 88),
-        "_sum_parts": (40, 1),
-        "_round_row": (40, 1),
-    },
-    "quantized_linear triton pdl 64x128x128 w8 s3": {
-        "_byte_product": (128, 112),
-        "_sum_parts": (40, 1),
-    },
-    "quantized_linear triton half pdl 64x128x128 w8 s3": {
-        "_byte_product": (160, 96),
-        "_sum_parts": (40, 1),
-        "_round_row": (40, 1),
-    },
-    "quantized_linear triton pdl 128x128x64 w8 s4": {"_byte_product": (128, 104)},
-    "quantized_linear triton half pdl 128x128x64 w8 s4": {
-        "_byte_product": (144, 88),
-        "_round_row": (40, 1),
-    },
+    f"{LINEAR} pdl {NARROW}": {"_byte_product": (96, 104)} | SUM,
+    f"{LINEAR} half pdl {NARROW}": {"_byte_product": (176, 88)} | SUM | ROUND,
+    f"{LINEAR} pdl {WIDE}": {"_byte_product": (128, 112)} | SUM,
+    f"{LINEAR} half pdl {WIDE}": {"_byte_product": (160, 96)} | SUM | ROUND,
+    f"{LINEAR} pdl 128x128x64 w8 s4": {"_byte_product": (128, 104)},
+    f"{LINEAR} half pdl 128x128x64 w8 s4": {"_byte_product": (144, 88)} | ROUND,
     "confidence triton pdl 64x256x64 w8 s3": {"_weigh_head": (255, 120), "_join_tiles": (56, 1)},
     "reward triton pdl": {"_reward_row": (72, 1)},
     "settle triton pdl": {"_settle_row": (152, 1)},
-    "confidence triton after product pdl": {"_weigh_logits": (144, 1), "_join_tiles": (40, 1)},
+    "confidence triton after product pdl": {"_weigh_logits": (144, 1)} | JOIN,
 }
+# On Ampere no kernel starts early, and only whole bytes are multiplied.
 AMPERE = [
-    "softmax_router triton fused",
-    "experts_add_norm triton fused 64x64x64 w4 s4",
-    "experts_add_norm triton fused stay 64x64x64 w4 s4",
-    "experts_add_norm triton fused 128x128x64 w8 s3",
-    "grouped_sigmoid_router triton fused",
-    "quantized_experts_forward triton 64x64x64 w4 s4",
-    "quantized_experts_forward triton stay 64x64x64 w4 s4",
-    "quantized_attend triton 64x64x128 w4 s3",
-    "quantized_attend triton 64x32x128 w4 s3",
-    "confidence triton 64x256x64 w8 s3",
-    "confidence triton after product",
-    "linear_add_norm triton fused",
-    "attend triton 64 keys 64x64x128 w4 s3",
-    "reward triton",
-    "settle triton",
-    "quantized_linear triton 64x64x128 w4 s4",
-    "quantized_linear triton 64x128x128 w8 s3",
-    "quantized_linear triton 128x128x64 w8 s4",
+    variant.replace(" pdl", "")
+    for variant in HOPPER
+    if " half" not in variant and not variant.startswith("float8")
 ]
-
-
+AMPERE += [
+    f"quantized_experts_forward triton {TILE}",
+    f"quantized_experts_forward triton stay {TILE}",
+]
 # The most bytes that they spill there, which Hopper's do not: on the card bring-up decides.
 AMPERE_SPILLS = {
     "experts_add_norm triton fused 128x128x64 w8 s3": 168,
@@ -149,8 +101,6 @@ def compiled(capability: int, variants: list[str], path: Path) -> list[dict[str,
     return rows
 
 
-@pytest.mark.long
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the checks compile them")
 def test_variants_fit_hopper_and_wait_for_the_kernel_before(tmp_path: Path) -> None:
     rows = compiled(90, [*HOPPER], tmp_path / "report.json")
     found = {(row["variant"], row["kernel"]) for row in rows}
@@ -166,8 +116,6 @@ def test_variants_fit_hopper_and_wait_for_the_kernel_before(tmp_path: Path) -> N
             assert row["fetches"] > 1 if "stay" in row["variant"] else row["fetches"] >= 1, row
 
 
-@pytest.mark.long
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the checks compile them")
 def test_variants_compile_for_ampere_where_no_kernel_starts_early(tmp_path: Path) -> None:
     rows = compiled(80, AMPERE, tmp_path / "report.json")
     assert {row["variant"] for row in rows} == set(AMPERE)

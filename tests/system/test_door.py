@@ -11,7 +11,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import httpx2
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from diffray.components.checkpoints.demos import demo_path
 from tests.helpers.adapters import adapter_of
+from tests.helpers.nodes import clients
 from tests.helpers.served import (
     HEADERS,
     KEY,
@@ -109,6 +109,24 @@ def test_metrics_and_load_are_those_of_all_replicas_of_all_models(served: Served
     wait_until(lambda: served.load()["num_pages"] == 2 * pages[0] + pages[1])
 
 
+def operated(served: Served, path: str, **body: Any) -> httpx2.Response:
+    """Ask what only an operator may, and check that a client may not."""
+    url = f"{served.url}{path}"
+    assert httpx2.post(url, json=body, headers=HEADERS).status_code == 403
+    return httpx2.post(url, json=body, headers=OPERATES, timeout=PATIENCE_S)
+
+
+def update(served: Served, version: str, path: str = "demo", **more: str) -> None:
+    body = {"model": "demo", "model_path": path, "weight_version": version} | more
+    made = operated(served, "/update_weights_from_disk", **body)
+    assert made.status_code == 200 and made.json()["weight_version"] == version, made.text
+
+
+def version_of(answer: httpx2.Response) -> str:
+    (choice,) = answer.json()["choices"]
+    return str(choice["trajectory"]["weight_version"])
+
+
 def of_replicas(served: Served, name: str, model: str = "demo") -> dict[str, int]:
     """Return a metric of each replica of a model."""
     return {
@@ -125,22 +143,17 @@ def updates(served: Served) -> dict[str, int]:
 
 def test_an_operator_gives_all_replicas_new_weights(served: Served) -> None:
     """The same ones under another name, so that the texts stay as they are."""
-    url = f"{served.url}/update_weights_from_disk"
-    body = {"model": "demo", "model_path": "demo", "weight_version": "again"}
-    assert httpx2.post(url, json=body, headers=HEADERS).status_code == 403
-    wrong = body | {"model_path": "demo-llada2"}
-    refused = httpx2.post(url, json=wrong, headers=OPERATES, timeout=PATIENCE_S)
+    wrong = {"model": "demo", "model_path": "demo-llada2", "weight_version": "again"}
+    refused = operated(served, "/update_weights_from_disk", **wrong)
     assert refused.status_code == 400 and "another model" in refused.text
     assert [*updates(served).values()] == [0, 0]
-    made = httpx2.post(url, json=body, headers=OPERATES, timeout=PATIENCE_S)
-    assert made.status_code == 200 and made.json()["weight_version"] == "again", made.text
+    update(served, "again")
     wait_until(lambda: [*updates(served).values()] == [1, 1])
     listed = httpx2.get(f"{served.url}/v1/models", headers=HEADERS).json()["data"]
     assert [each["weight_version"] for each in listed] == ["again", "0"]
-    traced: dict[str, Any] = {"return_trajectory": True, "max_tokens": 8}
     for _ in range(4):
-        (choice,) = served.post("demo", **traced).json()["choices"]
-        assert choice["trajectory"]["weight_version"] == "again"
+        answer = served.post("demo", return_trajectory=True, max_tokens=8)
+        assert version_of(answer) == "again"
 
 
 def test_no_answer_under_load_is_by_two_versions_of_the_weights(
@@ -159,74 +172,49 @@ def test_no_answer_under_load_is_by_two_versions_of_the_weights(
         },
         folder / "model.safetensors",
     )
+    paths = {"old": "demo", "new": str(folder)}
     options = LONG["demo"] | {"max_tokens": 64, "min_tokens": 64, "return_trajectory": True}
-
-    def update(version: str, in_flight: str = "finish") -> None:
-        path = "demo" if version == "old" else str(folder)
-        body = {"model": "demo", "model_path": path, "in_flight": in_flight}
-        made = httpx2.post(
-            f"{served.url}/update_weights_from_disk",
-            json=body | {"weight_version": version},
-            headers=OPERATES,
-            timeout=PATIENCE_S,
-        )
-        assert made.status_code == 200, made.text
 
     def ask(number: int) -> tuple[str, int, str]:
         messages = [{"role": "user", "content": f"What is {number} plus {number + 20}?"}]
         answer = served.post("demo", messages=messages, **options)
         text = text_of(answer)
-        return answer.json()["choices"][0]["trajectory"]["weight_version"], number, text
+        return version_of(answer), number, text
 
     expected = set()
-    for version in ("old", "new"):
-        update(version)
+    for version, path in paths.items():
+        update(served, version, path)
         expected |= {ask(number) for number in range(4)}
     assert len({text for _, _, text in expected}) == 8
-    ended, found = Event(), []
-
-    def ask_on(client: int) -> None:
-        for turn in count():
-            if ended.is_set():
-                return
-            found.append(ask((client + turn) % 4))
-
-    with ThreadPoolExecutor(4) as clients:
-        asking = [clients.submit(ask_on, number) for number in range(4)]
-        try:
-            for turn in range(8):
-                update(("old", "new")[turn % 2], ("finish", "restart")[turn // 2 % 2])
-        finally:
-            ended.set()
-        for each in asking:
-            each.result()
+    turns = count()
+    with clients(4, lambda: ask(next(turns) % 4)) as found:
+        for turn in range(8):
+            version = ("old", "new")[turn % 2]
+            in_flight = ("finish", "restart")[turn // 2 % 2]
+            update(served, version, paths[version], in_flight=in_flight)
     assert set(found) <= expected
     assert {version for version, _, _ in found} == {"old", "new"}
     assert len(found) > 16
 
 
 def test_an_operator_lets_all_replicas_of_a_model_sleep(served: Served) -> None:
-    def operate(method: str, path: str) -> httpx2.Response:
-        url = f"{served.url}{path}"
-        answer = httpx2.request(method, url, headers=OPERATES, timeout=PATIENCE_S)
-        assert answer.status_code == 200, answer.text
-        return answer
+    def sleeps(model: str) -> bool:
+        url = f"{served.url}/is_sleeping?model={model}"
+        return bool(httpx2.get(url, headers=OPERATES, timeout=PATIENCE_S).json()["is_sleeping"])
 
     def levels(model: str) -> list[int]:
         return [*of_replicas(served, "engine_sleep_level", model).values()]
 
-    assert httpx2.post(f"{served.url}/sleep?model=demo", headers=HEADERS).status_code == 403
     before = text_of(served.post("demo", max_tokens=8))
-    operate("POST", "/sleep?level=2&model=demo")
-    assert operate("GET", "/is_sleeping?model=demo").json() == {"is_sleeping": True}
-    assert operate("GET", "/is_sleeping?model=demo-llada2").json() == {"is_sleeping": False}
+    assert operated(served, "/sleep?level=2&model=demo").status_code == 200
+    assert [sleeps(model) for model in MODELS] == [True, False]
     wait_until(lambda: (levels("demo"), levels("demo-llada2")) == ([2, 2], [0]))
     wait_until(lambda: set(served.health().values()) == {"healthy"})
     assert text_of(served.post("demo-llada2", max_tokens=8))
-    with ThreadPoolExecutor(2) as clients:
-        waiting = [clients.submit(served.post, "demo", max_tokens=8) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(served.post, "demo", max_tokens=8) for _ in range(2)]
         served.wait_for_load(waiting=2)
-        operate("POST", "/wake_up?model=demo")
+        assert operated(served, "/wake_up?model=demo").status_code == 200
         assert [text_of(each.result()) for each in waiting] == [before] * 2
     wait_until(lambda: levels("demo") == [0, 0])
 
@@ -235,39 +223,27 @@ def test_an_adapter_is_a_model_behind_the_door(served: Served, tmp_path: Path) -
     """Of both replicas, from its loading to its unloading."""
     path = str(adapter_of("demo", tmp_path / "mine", rank=8, lora_alpha=64))
     body = {"model": "demo", "lora_name": "mine", "lora_path": path}
-
-    def operate(name: str, **headers: str) -> httpx2.Response:
-        url = f"{served.url}/v1/{name}_lora_adapter"
-        asked = body if name == "load" else {"model": "mine", "lora_name": "mine"}
-        return httpx2.post(url, json=asked, headers=headers or OPERATES, timeout=PATIENCE_S)
-
-    assert operate("load", **HEADERS).status_code == 403
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
     assert served.post("mine").status_code == 404
-    taken = body | {"lora_name": "demo-llada2"}
-    url = f"{served.url}/v1/load_lora_adapter"
-    assert httpx2.post(url, json=taken, headers=OPERATES, timeout=PATIENCE_S).status_code == 400
-    made = operate("load")
+    assert operated(served, load, **body | {"lora_name": "demo-llada2"}).status_code == 400
+    made = operated(served, load, **body)
     assert made.status_code == 200, made.text
     listed = httpx2.get(f"{served.url}/v1/models", headers=HEADERS).json()["data"]
     parents = {each["id"]: each["parent"] for each in listed}
     assert parents == {"demo": None, "mine": "demo", "demo-llada2": None}
     texts = {text_of(served.post("mine")) for _ in range(6)}
     assert len(texts) == 1 and texts != {text_of(served.post("demo"))}
-    url = f"{served.url}/v1"
-    with OpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+    with OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0) as client:
         stream = client.chat.completions.create(model="mine", messages=MESSAGES, stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) in texts
     shown = httpx2.get(f"{served.url}/v1/models/mine", headers=HEADERS).json()
     assert (shown["id"], shown["parent"]) == ("mine", "demo")
-    assert operate("unload").status_code == 200
+    assert operated(served, unload, model="mine", lora_name="mine").status_code == 200
     assert [served.post("mine").status_code for _ in range(4)] == [404] * 4
 
 
 def test_a_replica_that_starts_later_has_them_too(served: Served) -> None:
-    url = f"{served.url}/update_weights_from_disk"
-    body = {"model": "demo", "model_path": "demo", "weight_version": "later"}
-    made = httpx2.post(url, json=body, headers=OPERATES, timeout=PATIENCE_S)
-    assert made.status_code == 200, made.text
+    update(served, "later")
     before = updates(served)
     os.kill(replicas_of(served, "demo")[0], signal.SIGKILL)
     end = time.monotonic() + PATIENCE_S
@@ -276,9 +252,8 @@ def test_a_replica_that_starts_later_has_them_too(served: Served) -> None:
         time.sleep(0.2)
     assert min(found.values()) == 1
     for _ in range(4):
-        asked = served.post("demo", return_trajectory=True, max_tokens=8)
-        (choice,) = asked.json()["choices"]
-        assert choice["trajectory"]["weight_version"] == "later"
+        answer = served.post("demo", return_trajectory=True, max_tokens=8)
+        assert version_of(answer) == "later"
 
 
 @pytest.mark.core
@@ -286,11 +261,11 @@ def test_a_lost_replica_s_answers_come_from_another(served: Served) -> None:
     """And the other model's clients notice nothing."""
     texts = served.long_texts
     served.wait_for_load(running=0)
-    with ThreadPoolExecutor(9) as clients:
+    with ThreadPoolExecutor(9) as pool:
         ways = ("", "/demo") * 2  # the door asks again, or HAProxy
-        whole = [clients.submit(served.post, "demo", way, **LONG["demo"]) for way in ways]
-        streams = [clients.submit(served.streamed, "demo") for _ in range(4)]
-        other = clients.submit(served.streamed, "demo-llada2")
+        whole = [pool.submit(served.post, "demo", way, **LONG["demo"]) for way in ways]
+        streams = [pool.submit(served.streamed, "demo") for _ in range(4)]
+        other = pool.submit(served.streamed, "demo-llada2")
         end = time.monotonic() + PATIENCE_S
         while served.load()["running"] < 9:
             assert time.monotonic() < end and not any(each.done() for each in whole)

@@ -8,20 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.lanes import concerns, shards
+from tests.helpers.lanes import concerns, parsed_shard, shards
 from tests.helpers.paths import ROOT
 from tests.helpers.second_try import known
 
 pytestmark = pytest.mark.long
 
 PLUGINS = ["pytest_timeout", "tests.helpers.lanes", "tests.helpers.second_try"]
-SETTINGS = """[pytest]
-markers =
-    slow
-    long
-    core
-    rotate
-"""
 # Two long files, a quick test beside one of them, and one that always runs.
 TREE = {
     "test_one.py": "import pytest\ndef test_quick(): pass\n@pytest.mark.long\ndef test_a(): pass\n",
@@ -33,18 +26,14 @@ TREE = {
 def run(folder: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
     """Run pytest on files; return its exit status and what it printed."""
     (folder / "tests").mkdir(exist_ok=True)
-    (folder / "pytest.ini").write_text(SETTINGS)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n  long\n  core\n  rotate\n")
     for name, text in files.items():
         (folder / "tests" / name).write_text(text)
     alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
     named = [word for plugin in PLUGINS for word in ("-p", plugin)]
+    command = [sys.executable, "-m", "pytest", "-v", *named, *options]
     made = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", *named, *options],
-        cwd=folder,
-        env=os.environ | alone,
-        capture_output=True,
-        text=True,
-        timeout=60,
+        command, cwd=folder, env=os.environ | alone, capture_output=True, text=True, timeout=60
     )
     return made.returncode, made.stdout + made.stderr
 
@@ -76,15 +65,13 @@ def test_cases_take_turns(tmp_path: Path) -> None:
     assert run(tmp_path, files)[1].count("PASSED") == 7
 
 
-def test_shards_take_about_the_same_time() -> None:
+def test_shards_take_about_the_same_time(tmp_path: Path) -> None:
     seconds = {"a": 100.0, "b": 60.0, "c": 50.0, "d": 10.0}
     assert shards(seconds, 2) == [{"a", "d"}, {"b", "c"}]
-
-
-@pytest.mark.parametrize("shard", ["0/2", "3/2", "2", "a/b"])
-def test_a_shard_that_cannot_be_is_refused(shard: str, tmp_path: Path) -> None:
-    status, said = run(tmp_path, TREE, f"--shard={shard}")
-    assert status == pytest.ExitCode.USAGE_ERROR and "expected K/N such as 2/4" in said
+    for shard in ("0/2", "3/2", "2", "a/b"):
+        with pytest.raises(pytest.UsageError, match="expected K/N such as 2/4"):
+            parsed_shard(shard)
+    assert parsed_shard("2/2") == (2, 2)
 
 
 def test_after_the_deadline_no_long_file_begins(tmp_path: Path) -> None:
@@ -128,27 +115,22 @@ def test_recorded_times_are_kept_for_files_that_did_not_run(tmp_path: Path) -> N
     )
 
 
-def test_each_test_has_a_time_limit(tmp_path: Path) -> None:
+def test_each_test_has_a_time_limit_and_one_that_computes_for_long_is_marked(
+    tmp_path: Path,
+) -> None:
+    limits = "lanes.LIMIT_S['quick'] = 2\nlanes.QUICK_CPU_S = 0.05\n"
     files = {
-        "conftest.py": "from tests.helpers import lanes\nlanes.LIMIT_S['quick'] = 0.2\n",
-        "test_hangs.py": "import time\ndef test_it(): time.sleep(50)\ndef test_next(): pass\n",
-    }
-    status, said = run(tmp_path, files)
-    assert status == 1 and "Timeout" in said and "time.sleep(50)" in said
-    assert ran(said) == {"next"}
-
-
-def test_a_test_that_computes_for_long_must_be_marked(tmp_path: Path) -> None:
-    files = {
-        "conftest.py": "from tests.helpers import lanes\nlanes.QUICK_CPU_S = 0.05\n",
-        "test_computes.py": (
-            "import pytest, time\n"
-            "def test_it():\n    while time.process_time() < 3: pass\n"
-            "@pytest.mark.slow\ndef test_marked():\n    while time.process_time() < 4: pass\n"
+        "conftest.py": f"from tests.helpers import lanes\n{limits}",
+        "test_limits.py": (
+            "import pytest, time\ndef test_hangs(): time.sleep(50)\n"
+            "def compute():\n    end = time.process_time() + 0.2\n"
+            "    while time.process_time() < end: pass\n"
+            "def test_computes(): compute()\n@pytest.mark.slow\ndef test_marked(): compute()\n"
         ),
     }
     status, said = run(tmp_path, files)
-    assert status == 1 and "s of processor time: mark it slow" in said
+    assert status == 1 and "Timeout" in said and "time.sleep(50)" in said
+    assert "s of processor time: mark it slow" in said
     assert ran(said) == {"marked"}
 
 
@@ -203,6 +185,7 @@ def test_it():
 
 
 def test_what_passes_at_the_second_try_only_must_be_known(tmp_path: Path) -> None:
+    """Many failures are not tried again."""
     run(tmp_path, {"test_flaky.py": FAILS_ONCE})
     flaky = tmp_path / "tests/flaky.txt"
     flaky.write_text("Some words.\n")
@@ -212,11 +195,7 @@ def test_what_passes_at_the_second_try_only_must_be_known(tmp_path: Path) -> Non
     flaky.write_text("2026-01-01 tests/test_flaky.py::test_it -- it fails once\n")
     status, said = run(tmp_path, {}, "--again", "tests/test_flaky.py")
     assert ran(said) == {"it"} and status == 0 and "failed, then passed" not in said
-
-
-def test_many_failures_are_not_tried_again(tmp_path: Path) -> None:
     run(tmp_path, {"test_bad.py": "".join(f"def test_{n}(): assert 0\n" for n in range(4))})
-    (tmp_path / "tests/flaky.txt").touch()
     status, said = run(tmp_path, {}, "--again", "--last-failed")
     assert status == 1 and "4 tests failed; 3 at most are tried again" in said
 

@@ -1,10 +1,8 @@
 """Replicas that are lost or replaced under their requests, behind Serve's own proxy."""
 
-import json
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +15,23 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
 from benchmarks.local_ray import local_cluster
-from benchmarks.serve_process import free_port
 from diffray import SamplingParams
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.serve.server import remove
-from tests.helpers.nodes import MESSAGES, alive, application, ask, seconds_until, start, states
+from tests.helpers.nodes import (
+    MESSAGES,
+    alive,
+    application,
+    ask,
+    clients,
+    seconds_until,
+    serving,
+    start,
+    states,
+)
 from tests.helpers.paths import ROOT
+from tests.helpers.served import pieces_of
 
 pytestmark = pytest.mark.long
 
@@ -41,13 +49,8 @@ ENGINE = {"dtype": "float64", "max_num_seqs": 4}
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """Start three nodes with room for one replica each."""
-    with local_cluster([{"num_cpus": 2}] * 3):
-        port = free_port()
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            serve.shutdown()
+    with local_cluster([{"num_cpus": 2}] * 3), serving() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -67,20 +70,9 @@ def text() -> str:
 
 def streamed(url: str, name: str) -> tuple[str, str]:
     """Return the text of a stream, and how it ended."""
-    body = {"model": name, "messages": MESSAGES, "stream": True} | LONG
-    text = ""
-    with httpx2.stream(
-        "POST", f"{url}/{name}/v1/chat/completions", json=body, timeout=120
-    ) as answer:
-        for line in answer.iter_lines():
-            if line == "data: [DONE]":
-                return text, "done"
-            if line.startswith("data: "):
-                chunk = json.loads(line[6:])
-                if "error" in chunk:
-                    return text, chunk["error"]["message"]
-                text += chunk["choices"][0]["delta"].get("content") or ""
-    return text, "broken off"
+    body = {"model": name, "messages": MESSAGES} | LONG
+    *pieces, end = pieces_of(f"{url}/{name}/v1/chat/completions", body, {})
+    return "".join(pieces), end
 
 
 def test_a_handle_answers_as_the_endpoint_does(url: str, served: str, text: str) -> None:
@@ -190,10 +182,10 @@ def test_what_is_not_answered_yet_is_answered_by_another_replica(
     url: str, served: str, text: str
 ) -> None:
     replicas = alive("ServeReplica:two")
-    with ThreadPoolExecutor(8) as clients:
-        whole = [clients.submit(ask, url, served, **LONG) for _ in range(4)]
-        streams = [clients.submit(streamed, url, served) for _ in range(4)]
-        threading.Event().wait(0.5)
+    with ThreadPoolExecutor(8) as pool:
+        whole = [pool.submit(ask, url, served, **LONG) for _ in range(4)]
+        streams = [pool.submit(streamed, url, served) for _ in range(4)]
+        time.sleep(0.5)
         os.kill(next(iter(replicas)), signal.SIGKILL)
         answers = [future.result() for future in whole]
         ends = [future.result() for future in streams]
@@ -213,12 +205,12 @@ def test_a_replica_that_hangs_is_killed_and_what_it_was_asked_is_answered(
 ) -> None:
     """Its coordinator ends it; Serve itself would wait for three checks of health and more."""
     hung = next(iter(alive("ServeReplica:two")))
-    with ThreadPoolExecutor(8) as clients:
-        streams = [clients.submit(streamed, url, served) for _ in range(4)]
-        threading.Event().wait(0.5)
+    with ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(streamed, url, served) for _ in range(4)]
+        time.sleep(0.5)
         begin = time.monotonic()
         os.kill(hung, signal.SIGSTOP)
-        whole = [clients.submit(ask, url, served, **LONG) for _ in range(4)]
+        whole = [pool.submit(ask, url, served, **LONG) for _ in range(4)]
         gone = seconds_until(lambda: not os.path.exists(f"/proc/{hung}"), 60)
         answers = [future.result() for future in whole]
         took = time.monotonic() - begin
@@ -235,25 +227,11 @@ def test_a_replica_that_hangs_is_killed_and_what_it_was_asked_is_answered(
 
 def test_a_rolling_update_drops_nothing(url: str, served: str, text: str) -> None:
     before = set(alive("ServeReplica:two"))
-    busy = threading.Event()
-    busy.set()
-    found: list[tuple[str, str]] = []
-
-    def client() -> None:
-        while busy.is_set():
-            found.append(streamed(url, served))
-
-    with ThreadPoolExecutor(4) as clients:
-        futures = [clients.submit(client) for _ in range(4)]
-        try:
-            threading.Event().wait(1.0)
-            engine = ENGINE | {"steps_per_round": 2}
-            start(application("two", engine_kwargs=engine, deployment_config=DEPLOYMENT))
-            seconds_until(lambda: states(served) == {"RUNNING": 2}, 120)
-            seconds_until(lambda: not before & alive("ServeReplica:two").keys(), 60)
-        finally:
-            busy.clear()
-        for future in futures:
-            future.result()
+    with clients(4, lambda: streamed(url, served)) as found:
+        time.sleep(1.0)
+        engine = ENGINE | {"steps_per_round": 2}
+        start(application("two", engine_kwargs=engine, deployment_config=DEPLOYMENT))
+        seconds_until(lambda: states(served) == {"RUNNING": 2}, 120)
+        seconds_until(lambda: not before & alive("ServeReplica:two").keys(), 60)
     print(f"{len(found)} answers while both replicas were replaced")
     assert found == [(text, "done")] * len(found)

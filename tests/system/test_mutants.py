@@ -35,7 +35,7 @@ sys.exit(mutants.main(sys.argv[2:], Path(sys.argv[1]), Path(sys.argv[1]), librar
 
 
 def made_up(tree: Path, faults: list[tuple[str, str, str]]) -> Path:
-    tree.joinpath("tests").mkdir()
+    tree.joinpath("tests").mkdir(parents=True)
     tree.joinpath("limits.py").write_text(
         "def check(count: int, most: int) -> None:\n"
         "    if count > most:\n"
@@ -76,17 +76,16 @@ def test_faults_that_tests_notice_are_told_from_others(tmp_path: Path) -> None:
     assert "count > most" in (tree / "limits.py").read_text(), "only copies change"
 
 
-def test_tests_that_fail_without_a_fault_are_an_error(tmp_path: Path) -> None:
-    tree = made_up(tmp_path, FAULTS)
+def test_tests_that_fail_without_a_fault_and_rules_that_fit_nothing_are_errors(
+    tmp_path: Path,
+) -> None:
+    tree = made_up(tmp_path, [*FAULTS, ("one too many", "nowhere", "somewhere")])
+    found = complaints(read_rules(tree), tree)
+    assert "'one too many' is the name of 2 rules" in found
+    assert "'one too many' no longer applies: limits.py has its text 0 times" in found
+    tree = made_up(tmp_path / "other", FAULTS)
     with (tree / "tests/test_limits.py").open("a") as file:
         file.write("\ndef test_nothing():\n    assert False\n")
     done = run(tree, "room/one*", "--at-least", "1")
     assert done.returncode == 1
     assert "fails without a fault: tests/test_limits.py::test_nothing" in done.stdout
-
-
-def test_rules_that_cannot_be_tried_are_told(tmp_path: Path) -> None:
-    tree = made_up(tmp_path, [*FAULTS, ("one too many", "nowhere", "somewhere")])
-    found = complaints(read_rules(tree), tree)
-    assert "'one too many' is the name of 2 rules" in found
-    assert "'one too many' no longer applies: limits.py has its text 0 times" in found

@@ -5,15 +5,12 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
 import pytest
-from ray import serve
 
 from benchmarks.local_ray import local_cluster
-from benchmarks.serve_process import free_port
 from diffray import SamplingParams
 from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.serve.config_file import applications
@@ -23,7 +20,9 @@ from tests.helpers.nodes import (
     alive,
     application,
     ask,
+    clients,
     seconds_until,
+    serving,
     start,
     states,
 )
@@ -42,13 +41,20 @@ QUICK = {
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """Start four nodes with room for one replica of one rank each."""
-    with local_cluster([{"num_cpus": 2}] * NODES, QUICK):
-        port = free_port()
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            serve.shutdown()
+    with local_cluster([{"num_cpus": 2}] * NODES, QUICK), serving() as url:
+        yield url
+
+
+def growing(most: int) -> dict[str, Any]:
+    """Return a deployment that soon has as many replicas as its load needs, and soon has one."""
+    scaling = {
+        "max_replicas": most,
+        "target_ongoing_tokens": 400,
+        "upscale_delay_s": 0,
+        "downscale_delay_s": 1,
+        "look_back_period_s": 10.1,
+    }
+    return {"health_check_period_s": 1, "autoscaling_config": scaling}
 
 
 def test_a_replica_that_no_node_can_hold_spans_nodes_and_answers_the_same(url: str) -> None:
@@ -98,49 +104,30 @@ def test_a_replica_that_must_not_span_nodes_waits_and_says_what_for(url: str) ->
 
 
 def test_a_model_behind_a_door_scales_by_itself(url: str) -> None:
-    growing: dict[str, Any] = {
-        "health_check_period_s": 1,
-        "autoscaling_config": {
-            "max_replicas": 2,
-            "target_ongoing_tokens": 400,
-            "upscale_delay_s": 0,
-            "downscale_delay_s": 1,
-            "look_back_period_s": 10.1,
-        },
-    }
     engine = {"device": "cpu", "cpu_threads": 1, "max_num_seqs": 4}
-    models = [
+    models: list[dict[str, Any]] = [
         {
             "model_loading_config": {"model_id": name, "model_source": "demo"},
             "engine_kwargs": engine,
         }
         for name in ("grows", "stays")
     ]
-    wanted = applications([models[0] | {"deployment_config": growing}, models[1]], "two")
+    wanted = applications([models[0] | {"deployment_config": growing(2)}, models[1]], "two")
     start(wanted)
-    busy = threading.Event()
-    busy.set()
 
-    def client(name: str, **options: Any) -> set[int]:
-        found = set()
-        while busy.is_set():
-            body = {"model": name, "messages": MESSAGES} | options
-            found.add(httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=120).status_code)
-            assert states("stays") == {"RUNNING": 1}
-        return found
+    def ask_door(name: str, **options: Any) -> int:
+        body = {"model": name, "messages": MESSAGES} | options
+        assert states("stays") == {"RUNNING": 1}
+        return httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=120).status_code
 
     try:
-        with ThreadPoolExecutor(9) as clients:
-            futures = [clients.submit(client, "stays", max_tokens=8)]
-            futures += [
-                clients.submit(client, "grows", max_tokens=256, ignore_eos=True) for _ in range(8)
-            ]
-            try:
-                up = seconds_until(lambda: states("grows") == {"RUNNING": 2}, 240)
-                time.sleep(1)  # with both
-            finally:
-                busy.clear()
-            assert set().union(*(future.result() for future in futures)) == {200}
+        with (
+            clients(1, lambda: ask_door("stays", max_tokens=8)) as few,
+            clients(8, lambda: ask_door("grows", max_tokens=256, ignore_eos=True)) as many,
+        ):
+            up = seconds_until(lambda: states("grows") == {"RUNNING": 2}, 240)
+            time.sleep(1)  # with both
+        assert {*few, *many} == {200}
         down = seconds_until(lambda: states("grows") == {"RUNNING": 1}, 240)
         print(f"behind a door: two replicas after {up:.1f} s, one again after {down:.1f} s")
         assert states("stays") == {"RUNNING": 1}
@@ -151,45 +138,19 @@ def test_a_model_behind_a_door_scales_by_itself(url: str) -> None:
 @pytest.fixture(scope="module")
 def scaled(url: str) -> Iterator[str]:
     """Start a model with one replica that may become three."""
-    many = application(
-        "many",
-        engine_kwargs={"dtype": "float32", "max_num_seqs": 4},
-        deployment_config={
-            "health_check_period_s": 1,
-            "autoscaling_config": {
-                "max_replicas": 3,
-                "target_ongoing_tokens": 400,
-                "upscale_delay_s": 0,
-                "downscale_delay_s": 1,
-                "look_back_period_s": 10.1,
-            },
-        },
-    )
+    engine = {"dtype": "float32", "max_num_seqs": 4}
+    many = application("many", engine_kwargs=engine, deployment_config=growing(3))
     print(f"a replica is ready after {start(many):.1f} s")
     yield "many"
     remove(many)
 
 
 def test_replicas_come_with_the_load_and_go_without_an_error(url: str, scaled: str) -> None:
-    busy = threading.Event()
-    busy.set()
-    answers: list[int] = []
-
-    def client() -> None:
-        while busy.is_set():
-            long: dict[str, Any] = {"max_tokens": 256, "ignore_eos": True}
-            answers.append(ask(url, scaled, **long).status_code)
-
-    with ThreadPoolExecutor(8) as clients:
-        futures = [clients.submit(client) for _ in range(8)]
-        try:
-            up = seconds_until(lambda: states(scaled) == {"RUNNING": 3}, 180)
-            assert len(set(alive("ServeReplica:many").values())) == 3, "on three nodes"
-            time.sleep(1)  # with all three
-        finally:
-            busy.clear()
-        for future in futures:
-            future.result()
+    long: dict[str, Any] = {"max_tokens": 256, "ignore_eos": True}
+    with clients(8, lambda: ask(url, scaled, **long).status_code) as answers:
+        up = seconds_until(lambda: states(scaled) == {"RUNNING": 3}, 180)
+        assert len(set(alive("ServeReplica:many").values())) == 3, "on three nodes"
+        time.sleep(1)  # with all three
     down = seconds_until(lambda: states(scaled) == {"RUNNING": 1}, 180)
     print(f"1 to 3 replicas in {up:.1f} s, back in {down:.1f} s, {len(answers)} answers")
     assert set(answers) == {200}

@@ -20,7 +20,10 @@ ROOMS = ("cluster", "components", "kernels", "workers")
 # What a build needs of the source tree. The build runs in a copy: setuptools leaves folders behind.
 SOURCES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "diffray", *ROOMS, "tests")
 # Modules of processes that start often, or that others wait for: torch takes seconds to import.
-WITHOUT_TORCH = ("api.grammar_worker", "control.coordinator", "serve.server")
+WITHOUT_TORCH = (
+    *("cluster.api.grammar_worker", "cluster.control.coordinator", "cluster.serve.server"),
+    "workers.worker",
+)
 
 needs_source_tree = pytest.mark.skipif(
     not (ROOT / "diffray").is_dir(), reason="the tests stand alone, without the source tree"
@@ -72,7 +75,7 @@ assert not {"torch", "transformers", "ray", "pydantic"} & set(sys.modules)
 def test_what_starts_often_imports_no_torch(module: str, tmp_path: Path) -> None:
     code = f"""
 import sys
-import diffray.cluster.{module}
+import diffray.{module}
 assert not {{"torch", "transformers"}} & set(sys.modules)
 """
     run_python(code, PACKAGE.parent, tmp_path)

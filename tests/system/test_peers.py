@@ -35,30 +35,13 @@ def after(command: tuple[str, ...], flag: str) -> str:
     return command[command.index(flag) + 1]
 
 
-def test_a_missing_checkout_is_reported_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^dlmserve needs --fast-dllm FOLDER; give it, or name"):
-        plan.chosen(parsed("dlmserve"))
-    with pytest.raises(ValueError, match=r"--llada2-code .*gone is not a folder; give a checkout"):
-        plan.chosen(parsed("diffusers", "--llada2-code", str(tmp_path / "gone")))
-    with pytest.raises(ValueError, match=r"has no generate.py; give a checkout that has them"):
-        plan.chosen(parsed("sampler", "--llada", str(tmp_path)))
-    with pytest.raises(ValueError, match="'vllm' is not a peer; choose from dlmserve, dfastllm"):
-        plan.chosen(parsed("vllm"))
-
-
-def test_peers_run_in_the_same_order_however_they_are_named(tmp_path: Path) -> None:
-    for names in (checkpoint.LLADA_CODE, checkpoint.LLADA2_CODE, ("generate.py",)):
-        code(tmp_path / names[0], names)
-    two = parsed("dfastllm", "dlmserve", "--fast-dllm", str(tmp_path))
-    assert plan.chosen(two) == ["dlmserve", "dfastllm"]
-    folders = ["--fast-dllm", "--llada", "--llada2-code"]
-    everything = parsed(*(word for flag in folders for word in (flag, str(tmp_path))))
-    assert plan.chosen(everything) == list(plan.PEERS)
-
-
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
+        (["dlmserve"], r"^dlmserve needs --fast-dllm FOLDER; give it, or name"),
+        (["diffusers", "--llada2-code", "/gone"], "--llada2-code /gone is not a folder"),
+        (["sampler", "--llada", "HERE"], r"has no generate.py; give a checkout that has them"),
+        (["vllm"], "'vllm' is not a peer; choose from dlmserve, dfastllm"),
         (["--gen-length", "60"], "multiple of --steps"),
         (["--block-length", "48"], "must divide"),
         (["--hidden", "100"], "multiple of 64"),
@@ -66,19 +49,28 @@ def test_peers_run_in_the_same_order_however_they_are_named(tmp_path: Path) -> N
         (["--concurrency", "0"], "at least 1"),
     ],
 )
-def test_sizes_with_which_work_would_differ_are_refused(words: list[str], reason: str) -> None:
+def test_what_cannot_be_compared_is_refused(words: list[str], reason: str, tmp_path: Path) -> None:
     plan.check(parsed())
+    given = parsed(*(str(tmp_path) if word == "HERE" else word for word in words))
     with pytest.raises(ValueError, match=reason):
-        plan.check(parsed(*words))
+        plan.check(given)
+        plan.chosen(given)
 
 
-def test_remote_code_is_found_anywhere_in_a_checkout(tmp_path: Path) -> None:
-    code(tmp_path / "a" / "deep" / "copy", checkpoint.LLADA_CODE)
+def test_peers_run_in_the_same_order_however_they_are_named(tmp_path: Path) -> None:
+    """The code of a model is found anywhere in a checkout, if it is whole."""
+    right = code(tmp_path / "deep" / "copy", checkpoint.LLADA_CODE)
     code(tmp_path / "half", checkpoint.LLADA_CODE[:1])
-    right = code(tmp_path / "v1" / "model", checkpoint.LLADA_CODE)
     assert checkpoint.code_folder(tmp_path, checkpoint.LLADA_CODE) == right
     with pytest.raises(ValueError, match=r"has no configuration_llada2_moe.py with modeling_"):
         checkpoint.code_folder(tmp_path, checkpoint.LLADA2_CODE)
+    for names in (checkpoint.LLADA2_CODE, ("generate.py",)):
+        code(tmp_path / names[0], names)
+    two = parsed("dfastllm", "dlmserve", "--fast-dllm", str(tmp_path))
+    assert plan.chosen(two) == ["dlmserve", "dfastllm"]
+    folders = ["--fast-dllm", "--llada", "--llada2-code"]
+    everything = parsed(*(word for flag in folders for word in (flag, str(tmp_path))))
+    assert plan.chosen(everything) == list(plan.PEERS)
 
 
 def test_an_environment_takes_torch_first_and_is_made_once(tmp_path: Path) -> None:
@@ -107,15 +99,11 @@ def test_servers_get_the_same_model_threads_and_address() -> None:
     assert after(dfastllm.command, "--host") == "127.0.0.1"
     assert after(dfastllm.command, "--diffusion-steps") == "16"
     assert "127.0.0.1" in Path(dlmserve.command[1]).read_text()
+    few = servers.dfastllm(SETTING._replace(steps=4), 1, environment).command
+    assert after(few, "--apd-max-parallel") == "16", "its share of a step"
 
 
-def test_dfastllm_may_accept_its_share_of_a_step() -> None:
-    few = servers.Setting(SETTING.model, 2, gen_length=64, steps=4, batch=8)
-    command = servers.dfastllm(few, 1, Environment(Path("/e"), ())).command
-    assert after(command, "--apd-max-parallel") == "16"
-
-
-def test_the_first_contender_decodes_as_the_peers_do() -> None:
+def test_all_get_the_same_greedy_request_and_the_first_decodes_as_the_peers_do() -> None:
     found = servers.contenders(SETTING, ["dlmserve", "dfastllm"], block_length=32)
     assert [each.server for each in found] == ["diffray", "diffray", "dlmserve", "dfastllm"]
     assert [each.same for each in found] == [True, False, True, True]
@@ -124,10 +112,6 @@ def test_the_first_contender_decodes_as_the_peers_do() -> None:
     assert same.decoder == cached.decoder
     assert same.cache is not None and same.cache.kind == "none"
     assert found[2].body == {"num_denoising_steps": 16, "block_length": 64}
-
-
-def test_all_get_the_same_greedy_request() -> None:
-    found = servers.contenders(SETTING, ["dlmserve", "dfastllm"], block_length=32)
     bodies = [served.body(each, "m", "w1 w2", 64) for each in found]
     shared = {"messages", "max_tokens", "temperature", "stream", "model"}
     assert all({key: body[key] for key in shared} == bodies[-1] for body in bodies)
@@ -154,12 +138,6 @@ def test_answers_of_another_length_are_refused() -> None:
         assert turn.rows == [["w1", "w2"]] * 3
         with pytest.raises(ValueError, match=r"peer wrote \[2\] tokens instead of 3"):
             served.turn_of(contender, started, ["w3"], 2, 3)(0)
-
-
-def test_a_counter_is_the_sum_of_its_samples() -> None:
-    rows, forwards = served.COUNTERS
-    text = f"# TYPE dlmserve_step_batch_size histogram\n{rows} 256.0\n{forwards} 192.0\n"
-    assert [served.counter(text, name) for name in (rows, forwards, "other")] == [256, 192, 0]
 
 
 def test_rows_count_equal_tokens_of_the_same_algorithm_only() -> None:

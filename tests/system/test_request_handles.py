@@ -12,13 +12,12 @@ import pytest
 from ray import serve
 from ray.exceptions import RayError
 
-from benchmarks.serve_process import free_port
 from diffray import AsyncDiffusionLLM, DiffusionLLM, SamplingParams
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.request_handle import Phase, RequestCancelled
 from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
 from diffray.cluster.serve.server import remove
-from tests.helpers.nodes import alive, application, start
+from tests.helpers.nodes import alive, application, serving, start
 from tests.helpers.paths import ROOT
 
 pytestmark = pytest.mark.long
@@ -37,15 +36,11 @@ LONG = SamplingParams(
 
 @pytest.fixture(scope="module")
 def application_name(shared_ray: None) -> Iterator[str]:
-    port = free_port()
-    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-    try:
+    with serving():
         wanted = application("handled", engine_kwargs=ENGINE)
         start(wanted)
         yield "handled"
         remove(wanted)
-    finally:
-        serve.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -54,29 +49,26 @@ def plain() -> Iterator[DiffusionLLM]:
         yield llm
 
 
-def test_an_application_answers_as_a_model_of_this_process(
+async def test_an_application_answers_as_a_model_of_this_process(
     application_name: str, plain: DiffusionLLM
 ) -> None:
     params = SamplingParams(max_tokens=64, n=2, temperature=0.8, seed=2, logprobs=True)
 
-    async def run() -> None:
-        llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
-        handle = await llm.submit(MESSAGES, params)
-        text = ["", ""]
-        async for delta in handle:
-            text[delta.index] += delta.text
-        (expected,) = plain.chat(MESSAGES, params)
-        assert await handle.result() == expected
-        assert text == [choice.text for choice in expected.outputs]
-        assert handle.status.phase == Phase.FINISHED
-        ids = expected.prompt_token_ids
-        assert (await (await llm.submit(ids, params)).result()).outputs == expected.outputs
-        with pytest.raises(ApiError, match="bidirectional") as error:
-            await llm.submit("Tom", diffusion={"cache": {"kind": "exact"}})
-        assert error.value.status == 400
-        await llm.close()
-
-    asyncio.run(asyncio.wait_for(run(), 120))
+    llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
+    handle = await llm.submit(MESSAGES, params)
+    text = ["", ""]
+    async for delta in handle:
+        text[delta.index] += delta.text
+    (expected,) = plain.chat(MESSAGES, params)
+    assert await handle.result() == expected
+    assert text == [choice.text for choice in expected.outputs]
+    assert handle.status.phase == Phase.FINISHED
+    ids = expected.prompt_token_ids
+    assert (await (await llm.submit(ids, params)).result()).outputs == expected.outputs
+    with pytest.raises(ApiError, match="bidirectional") as error:
+        await llm.submit("Tom", diffusion={"cache": {"kind": "exact"}})
+    assert error.value.status == 400
+    await llm.close()
 
 
 async def ongoing(name: str) -> float:
@@ -85,55 +77,49 @@ async def ongoing(name: str) -> float:
     return float(stats[ONGOING_TOKENS])
 
 
-def test_blocks_are_followed_and_cancelled_requests_free_their_place(
+async def test_blocks_are_followed_and_cancelled_requests_free_their_place(
     application_name: str,
 ) -> None:
-    async def run() -> None:
-        llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
-        handles = [await llm.submit("Tom", LONG) for _ in range(3)]
-        seen = set()
-        async for _ in handles[0]:
-            seen.add(handles[0].status.block)
-        assert len(seen) > 4 and max(seen) == 16 == handles[0].status.num_blocks
-        again = [await llm.submit("Tom", LONG) for _ in range(12)]
-        while not await ongoing(application_name):
-            await asyncio.sleep(0.01)
-        for handle in (*handles, *again):
-            await handle.cancel()
-        with pytest.raises(RequestCancelled):
-            await again[0].result()
-        assert {each.status.phase for each in again} == {Phase.CANCELLED}
-        # Two at a time, they would have taken six times as long as the first.
-        end = time.monotonic() + 3 * handles[0].stats().seconds
-        while await ongoing(application_name):
-            assert time.monotonic() < end, "they go on"
-            await asyncio.sleep(0.01)
-
-    asyncio.run(asyncio.wait_for(run(), 120))
+    llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
+    handles = [await llm.submit("Tom", LONG) for _ in range(3)]
+    seen = set()
+    async for _ in handles[0]:
+        seen.add(handles[0].status.block)
+    assert len(seen) > 4 and max(seen) == 16 == handles[0].status.num_blocks
+    again = [await llm.submit("Tom", LONG) for _ in range(12)]
+    while not await ongoing(application_name):
+        await asyncio.sleep(0.01)
+    for handle in (*handles, *again):
+        await handle.cancel()
+    with pytest.raises(RequestCancelled):
+        await again[0].result()
+    assert {each.status.phase for each in again} == {Phase.CANCELLED}
+    # Two at a time, they would have taken six times as long as the first.
+    end = time.monotonic() + 3 * handles[0].stats().seconds
+    while await ongoing(application_name):
+        assert time.monotonic() < end, "they go on"
+        await asyncio.sleep(0.01)
 
 
-def test_get_waits_for_news_of_an_application_and_get_nowait_does_not(
+async def test_get_waits_for_news_of_an_application_and_get_nowait_does_not(
     application_name: str,
 ) -> None:
-    async def run() -> None:
-        llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
-        busy = [await llm.submit("Tom", LONG) for _ in range(2)]
-        handle = await llm.submit("Tom", LONG)  # waits for one of two slots
-        assert handle.get_nowait() is None
-        with pytest.raises(TimeoutError):
-            await handle.get(timeout=0)
-        for each in busy:
-            await each.cancel()
-        first = await handle.get(timeout=60)
-        assert first is not None and first.token_ids
-        found = [*first.token_ids]
-        whole = await handle.result()
-        while (delta := handle.get_nowait()) is not None:
-            found += delta.token_ids
-        assert found == list(whole.outputs[0].token_ids) and len(found) == 256
-        assert await handle.get() is None and await handle.get(timeout=0) is None
-
-    asyncio.run(asyncio.wait_for(run(), 120))
+    llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
+    busy = [await llm.submit("Tom", LONG) for _ in range(2)]
+    handle = await llm.submit("Tom", LONG)  # waits for one of two slots
+    assert handle.get_nowait() is None
+    with pytest.raises(TimeoutError):
+        await handle.get(timeout=0)
+    for each in busy:
+        await each.cancel()
+    first = await handle.get(timeout=60)
+    assert first is not None and first.token_ids
+    found = [*first.token_ids]
+    whole = await handle.result()
+    while (delta := handle.get_nowait()) is not None:
+        found += delta.token_ids
+    assert found == list(whole.outputs[0].token_ids) and len(found) == 256
+    assert await handle.get() is None and await handle.get(timeout=0) is None
 
 
 @pytest.mark.skipif(not DEPLOY.exists(), reason="the documents are not there")
@@ -151,36 +137,29 @@ def test_the_documented_deployment_composes_a_model(application_name: str) -> No
         serve.delete("shortest")
 
 
-def test_ranks_of_ones_own(application_name: str, plain: DiffusionLLM) -> None:
+async def test_ranks_of_ones_own(application_name: str, plain: DiffusionLLM) -> None:
     del application_name  # its Ray is used
 
-    async def run() -> None:
-        asking = AsyncDiffusionLLM("demo", dtype="float64", tensor_parallel_size=2)
-        async with asking as llm:
-            handles = [await llm.submit(MESSAGES, max_tokens=64) for _ in range(3)]
-            outputs = [await handle.result() for handle in handles]
-        (expected,) = plain.chat(MESSAGES, max_tokens=64)
-        assert outputs == [expected] * 3
-
-    asyncio.run(asyncio.wait_for(run(), 120))
+    asking = AsyncDiffusionLLM("demo", dtype="float64", tensor_parallel_size=2)
+    async with asking as llm:
+        handles = [await llm.submit(MESSAGES, max_tokens=64) for _ in range(3)]
+        outputs = [await handle.result() for handle in handles]
+    (expected,) = plain.chat(MESSAGES, max_tokens=64)
+    assert outputs == [expected] * 3
 
 
-def test_a_request_fails_with_its_replica(application_name: str) -> None:
+async def test_a_request_fails_with_its_replica(application_name: str) -> None:
     """The last one here: it ends the application's only replica."""
-
-    async def run() -> None:
-        llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
-        handle = await llm.submit("Tom", LONG)
-        assert await handle.get(timeout=60) is not None
-        for pid in alive("ServeReplica:handled"):
-            os.kill(pid, signal.SIGKILL)
-        with pytest.raises(RayError):
-            await handle.result()
-        assert handle.status.phase == Phase.FAILED
-        with pytest.raises(RayError):
-            while await handle.get(timeout=60) is not None:
-                pass
-        with pytest.raises(RayError):
-            handle.get_nowait()
-
-    asyncio.run(asyncio.wait_for(run(), 120))
+    llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
+    handle = await llm.submit("Tom", LONG)
+    assert await handle.get(timeout=60) is not None
+    for pid in alive("ServeReplica:handled"):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RayError):
+        await handle.result()
+    assert handle.status.phase == Phase.FAILED
+    with pytest.raises(RayError):
+        while await handle.get(timeout=60) is not None:
+            pass
+    with pytest.raises(RayError):
+        handle.get_nowait()

@@ -156,28 +156,23 @@ def test_the_door_and_each_model_have_a_page(served: Served, path: str) -> None:
     assert '"model": "demo' in unescape(httpx2.get(f"{at}docs").text)
 
 
-def test_it_says_where_it_is(served: Served) -> None:
-    for model in MODELS:
-        assert f"{model} is ready at {served.url}/{model}/v1\n" in served.said
+def test_it_says_where_it_is_and_that_each_model_is_a_toy_and_what_to_ask(served: Served) -> None:
     assert f"All models (demo, demo-llada2) are ready at {served.url}/v1 ; try: " in served.said
     assert served.said.count("Loading ") == 1 and served.said.count(" is ready at ") == len(MODELS)
     assert f"Chat with each of them and watch it at {served.url}/\n" in served.said
     assert "(its dashboard is off; --dashboard starts it)" in served.said
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_each_model_says_that_it_is_a_toy_and_what_to_ask(served: Served, model: str) -> None:
-    said, prompts = f"{model} {TOY}.", list(examples(model))
-    url = f"{served.url}/{model}"
-    for at in (url, served.url):
-        data = httpx2.get(f"{at}/v1/models", headers=HEADERS).json()["data"]
-        (listed,) = (each for each in data if each["id"] == model)
-        assert (listed["description"], listed["examples"]) == (said, prompts)
-    manual = unescape(httpx2.get(f"{url}/docs").text)
-    document = httpx2.get(f"{url}/openapi.json").json()
-    for text in (manual, document["info"]["description"]):
-        assert said in text and all(prompt in text for prompt in prompts)
-    assert f"{said}\n" in served.said and f"\n  {prompts[0]}\n" in served.said
+    for model in MODELS:
+        said, prompts = f"{model} {TOY}.", list(examples(model))
+        url = f"{served.url}/{model}"
+        assert f"{model} is ready at {url}/v1\n" in served.said
+        assert f"{said}\n" in served.said and f"\n  {prompts[0]}\n" in served.said
+        for at in (url, served.url):
+            data = httpx2.get(f"{at}/v1/models", headers=HEADERS).json()["data"]
+            (listed,) = (each for each in data if each["id"] == model)
+            assert (listed["description"], listed["examples"]) == (said, prompts)
+        document = httpx2.get(f"{url}/openapi.json").json()
+        for text in (unescape(httpx2.get(f"{url}/docs").text), document["info"]["description"]):
+            assert said in text and all(prompt in text for prompt in prompts)
 
 
 @pytest.mark.parametrize("path", ["", "/demo"])
@@ -227,36 +222,29 @@ POLICIES: dict[str, list[dict[str, Any]]] = {
 def mixed_requests(count: int) -> list[dict[str, Any]]:
     """Draw requests that differ in everything."""
     draw = random.Random(3)
-    bodies = []
+    bodies: list[dict[str, Any]] = []
     for number in range(count):
         model = MODELS[number % 8 == 7]  # with two choices each the second one is full
+        content = f"Add {number} and 9." + " Now" * draw.randint(0, 9)
         sampled = {"temperature": draw.choice([0.7, 1.3]), "top_p": draw.choice([1.0, 0.9])}
-        bodies.append(
-            {
-                "model": model,
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": f"Add {number} and 9." + " Now" * draw.randint(0, 9),
-                    }
-                ],
-                "max_tokens": draw.choice([5, 16, 24, 40]),
-                "seed": draw.randrange(2**40),
-                "n": draw.choice([1, 1, 1, 2]),
-                "stop": draw.choice([[], [], ["1", "is"]]),
-                "diffusion": draw.choice(POLICIES[model]),
-                "stream": draw.random() < 0.5,
-            }
-            | draw.choice([{"temperature": 0.0}, sampled])
-        )
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": draw.choice([5, 16, 24, 40]),
+            "seed": draw.randrange(2**40),
+            "n": draw.choice([1, 1, 1, 2]),
+            "stop": draw.choice([[], [], ["1", "is"]]),
+            "diffusion": draw.choice(POLICIES[model]),
+            "stream": draw.random() < 0.5,
+        }
+        bodies.append(body | draw.choice([{"temperature": 0.0}, sampled]))
     return bodies
 
 
 async def ask(client: AsyncOpenAI, body: dict[str, Any]) -> tuple[list[str], Any, set[str]]:
     """Return the texts, the usage and the ids seen."""
-    ours = {name: body[name] for name in ("diffusion", "min_tokens") if name in body}
-    own: Any = {name: value for name, value in body.items() if name not in ours}
-    own["extra_body"] = ours
+    own: Any = {name: value for name, value in body.items() if name != "diffusion"}
+    own["extra_body"] = {"diffusion": body["diffusion"]}
     if not body["stream"]:
         answer = await client.chat.completions.create(**own)
         texts = [choice.message.content or "" for choice in answer.choices]
@@ -271,27 +259,22 @@ async def ask(client: AsyncOpenAI, body: dict[str, Any]) -> tuple[list[str], Any
     return texts, usage, ids
 
 
-def test_each_of_64_answers_is_its_solo_answer(
+async def test_each_of_64_answers_is_its_solo_answer(
     served: Served, llms: dict[str, DiffusionLLM]
 ) -> None:
     """Some ask the door, others a model's own path."""
     bodies = mixed_requests(64)
-
-    async def all_at_once() -> list[tuple[list[str], Any, set[str]]]:
-        async with AsyncOpenAI(api_key=KEY, max_retries=0, timeout=300) as client:
-            paths = [f"/{body['model']}" if n % 3 else "" for n, body in enumerate(bodies)]
-            clients = [client.with_options(base_url=f"{served.url}{path}/v1") for path in paths]
-            return await asyncio.gather(*map(ask, clients, bodies))
-
     begin = time.monotonic()
-    answers = asyncio.run(all_at_once())
+    async with AsyncOpenAI(api_key=KEY, max_retries=0, timeout=300) as client:
+        paths = [f"/{body['model']}" if n % 3 else "" for n, body in enumerate(bodies)]
+        clients = [client.with_options(base_url=f"{served.url}{path}/v1") for path in paths]
+        answers = await asyncio.gather(*map(ask, clients, bodies))
     print(f"64 mixed requests took {time.monotonic() - begin:.1f} s")
     assert len(set().union(*(ids for _, _, ids in answers))) == len(bodies)
     for body, (texts, usage, ids) in zip(bodies, answers, strict=True):
         wishes = {k: v for k, v in body.items() if k not in ("model", "messages", "stream")}
-        (alone,) = llms[body["model"]].chat(
-            body["messages"], SamplingParams(**wishes), use_tqdm=False
-        )
+        params = SamplingParams(**wishes)
+        (alone,) = llms[body["model"]].chat(body["messages"], params, use_tqdm=False)
         assert texts == [choice.text for choice in alone.outputs], body
         assert usage.prompt_tokens == alone.prompt_tokens
         assert usage.completion_tokens == alone.completion_tokens

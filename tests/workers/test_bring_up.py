@@ -128,14 +128,15 @@ def test_when_nothing_could_be_tried_the_engine_runs_on_torch(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_without_time_only_torchs_are_tried_and_the_next_start_goes_on(tmp_path: Path) -> None:
+def test_without_time_only_defaults_are_tried_and_the_next_start_goes_on(tmp_path: Path) -> None:
     file, said = FindingsFile({"gpu": "Test"}, tmp_path), list[str]()
     hurried = TimeLimits(budget=-1, limit=600, trial=5)
     first = read_or_try(plan(), file, limits=hurried, say=said.append)
-    assert {each.variant for each in first.outcomes} == {"torch"}
+    assert {each.variant for each in first.outcomes} == {"wrong", "slow_sum"}
     assert first.cut_off and first.untried == 5 * 6 + 5
     assert "kernels: there was no time for 35 more trials; the next start continues" in said
-    assert set(first.choices.chosen.values()) == {"torch"}
+    # Of the wrong one torch's form runs, untried.
+    assert set(first.choices.chosen.values()) == {"slow_sum"}
 
     second = read_or_try(plan(), file, limits=LONG, say=said.append)
     assert second.outcomes[: len(first.outcomes)] == first.outcomes  # not tried again
@@ -207,15 +208,16 @@ def test_quantized_experts_are_tried_as_they_are_stored(ranks: int, name: str) -
     assert own and all("torch.int8" in shape.facts for shape in own)
 
 
-def test_torch_comes_first_then_defaults_then_the_others_in_turn() -> None:
+def test_defaults_come_first_then_the_others_in_turn_and_torch_last() -> None:
+    """Were it first, a start that runs out of time would choose it for want of others."""
     calls: Calls = {}
     OneLayer(plan().sizes, CPU, collecting(stand_in_kernels.KERNELS, calls)).run()
     trials = trials_of(calls, [])
     sizes = len(calls) // 2
     names = [trial.variant.name for trial in trials]
-    assert set(names[: 2 * sizes]) == {"torch"}
-    assert set(names[2 * sizes : 4 * sizes]) == {"wrong", "slow_sum"}
-    assert names[4 * sizes : 5 * sizes] == ["crash"] * sizes
+    assert set(names[: 2 * sizes]) == {"wrong", "slow_sum"}
+    assert names[2 * sizes : 3 * sizes] == ["crash"] * sizes
+    assert set(names[-2 * sizes :]) == {"torch"}
     assert [trial.needed for trial in trials] == [True] * 2 * sizes + [False] * 7 * sizes
     done = [trials[0].begin]
     assert len(trials_of(calls, done)) == len(trials) - 1

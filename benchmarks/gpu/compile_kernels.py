@@ -31,7 +31,7 @@ from benchmarks.gpu.shapes import SHAPES, Work
 from diffray.kernels.choose import TORCH, Kernels, triton_kernels
 from diffray.kernels.variants import TORCH_VARIANT, Kernel
 
-WORKS = (Work(1, 32, 1024), Work(1, 64, 4096), Work(32, 64, 1024))
+WORKS = (Work(1, 32, 1024), Work(1, 64, 4096), Work(4, 64, 1024), Work(32, 64, 1024))
 
 _FLOAT8 = 89  # the lowest capability that converts float8
 

@@ -22,70 +22,64 @@ pytestmark = [
 
 # The most registers and KB of shared memory that their kernels take on Hopper, of 255 and 227.
 Kernels = dict[str, tuple[int, int]]
-WHOLE: Kernels = {"_gate_up": (192, 96), "_down": (128, 64)}  # two programs of each fit
-HALF: Kernels = {"_gate_up": (192, 64), "_down": (144, 52)}
 NORM: Kernels = {"_sum_norm_row": (72, 1)}
 ROUND, SUM, JOIN = {"_round_row": (40, 1)}, {"_sum_parts": (40, 1)}, {"_join_tiles": (40, 1)}
-TILE, NARROW, WIDE = "64x64x64 w4 s4", "64x64x128 w4 s4", "64x128x128 w8 s3"
-EXPERTS, LINEAR = "experts_add_norm triton fused", "quantized_linear triton"
+NARROW, WIDE = "64x64x128 w4 s4", "64x128x128 w8 s3"
+EXPERTS, LINEAR = "experts_add_norm triton", "quantized_linear triton"
 HOPPER: dict[str, Kernels] = {
     "softmax_router triton fused pdl": {"_multiply": (80, 16), "_softmax_topk": (40, 2)},
     "grouped_sigmoid_router triton fused pdl": {"_multiply": (80, 16), "_grouped_topk": (48, 2)},
-    f"{EXPERTS} pdl {TILE}": WHOLE | NORM,
-    f"{EXPERTS} stay pdl {TILE}": WHOLE | NORM,
-    f"{EXPERTS} half pdl {TILE}": HALF | NORM,
-    f"{EXPERTS} half stay pdl {TILE}": HALF | NORM,
-    # `_down` of int8 weights, which it widens; 176 of others.
-    f"{EXPERTS} pdl 128x128x64 w8 s3": {"_gate_up": (255, 144), "_down": (216, 96)} | NORM,
-    f"quantized_experts_forward triton half stay pdl {TILE}": HALF,
-    f"quantized_experts_forward triton half pdl {TILE}": HALF,
-    f"float8_experts_forward triton half pdl {TILE}": HALF | ROUND | {"_sum_pairs": (48, 1)},
+    f"{EXPERTS} pdl 16x64x128 w4 s3": {"_gate_up": (192, 72), "_down": (128, 40)} | NORM,
+    f"{EXPERTS} pdl 32x64x128 w4 s3": {"_gate_up": (255, 80), "_down": (160, 48)} | NORM,
+    f"{EXPERTS} pdl 64x64x64 w4 s4": {"_gate_up": (192, 96), "_down": (136, 64)} | NORM,
+    f"{EXPERTS} pdl 128x128x64 w8 s4": {"_gate_up": (255, 192), "_down": (176, 128)} | NORM,
+    f"{EXPERTS} pdl 128x128x128 w8 s3": {"_gate_up": (255, 224), "_down": (255, 160)} | NORM,
+    "float8_experts_forward triton pdl 16x64x128 w4 s3": ROUND | {"_sum_pairs": (48, 1)},
     "float8_experts_forward scaled_grouped_mm pdl": {
         "_gather_row": (40, 1),
         "_gate_row": (72, 1),
         "_sum_pairs": (48, 1),
     },
-    "attend triton 64 keys pdl 64x64x128 w4 s3": {
+    "attend triton pdl 64x64x128 w4 s3": {
         "_rotate_heads": (64, 4),
         "_read_keys": (192, 81),
-        "_join_splits": (96, 1),
+        "_join_splits": (152, 1),
     },
-    "quantized_attend triton pdl 64x64x128 w4 s3": {
+    "quantized_attend triton pdl 64x64x128 w4 s2": {
         "_round_heads": (40, 1),
-        "_read_keys": (208, 97),
+        "_read_keys": (255, 97),
     },
     # Of 4 bits the default; more keys would spill.
     "quantized_attend triton pdl 64x32x128 w4 s3": {
         "_round_heads": (40, 1),
         "_read_keys": (255, 57),
     },
-    "linear_add_norm triton fused pdl": {"_split_product": (80, 64), "_norm_row": (72, 1)},
     f"{LINEAR} pdl {NARROW}": {"_byte_product": (96, 104)} | SUM,
     f"{LINEAR} half pdl {NARROW}": {"_byte_product": (176, 88)} | SUM | ROUND,
     f"{LINEAR} pdl {WIDE}": {"_byte_product": (128, 112)} | SUM,
-    f"{LINEAR} half pdl {WIDE}": {"_byte_product": (160, 96)} | SUM | ROUND,
+    f"{LINEAR} half pdl {WIDE}": {"_byte_product": (168, 96)} | SUM | ROUND,
     f"{LINEAR} pdl 128x128x64 w8 s4": {"_byte_product": (128, 104)},
     f"{LINEAR} half pdl 128x128x64 w8 s4": {"_byte_product": (144, 88)} | ROUND,
-    "confidence triton pdl 64x256x64 w8 s3": {"_weigh_head": (255, 120), "_join_tiles": (56, 1)},
+    "confidence triton pdl 64x128x64 w4 s4": {"_weigh_head": (224, 96)},
     "reward triton pdl": {"_reward_row": (72, 1)},
     "settle triton pdl": {"_settle_row": (152, 1)},
     "confidence triton after product pdl": {"_weigh_logits": (144, 1)} | JOIN,
 }
+# The most bytes that they spill. Of bytes for many rows an H200 runs no other tile faster.
+SPILLS = {f"{EXPERTS} pdl 128x128x128 w8 s3": 96}
+A_FEW = 8  # registers around a loop, which cost nothing
 # On Ampere no kernel starts early, and only whole bytes are multiplied.
 AMPERE = [
     variant.replace(" pdl", "")
     for variant in HOPPER
     if " half" not in variant and not variant.startswith("float8")
 ]
-AMPERE += [
-    f"quantized_experts_forward triton {TILE}",
-    f"quantized_experts_forward triton stay {TILE}",
-]
-# The most bytes that they spill there, which Hopper's do not: on the card bring-up decides.
+# On the card bring-up decides.
 AMPERE_SPILLS = {
-    "experts_add_norm triton fused 128x128x64 w8 s3": 168,
-    "quantized_attend triton 64x64x128 w4 s3": 24,
-    "quantized_attend triton 64x32x128 w4 s3": 8,
+    f"{EXPERTS} 128x128x64 w8 s4": 184,
+    f"{EXPERTS} 128x128x128 w8 s3": 288,
+    "attend triton 64x64x128 w4 s3": 48,
+    "quantized_attend triton 64x64x128 w4 s2": 16,
 }
 
 
@@ -109,11 +103,11 @@ def test_variants_fit_hopper_and_wait_for_the_kernel_before(tmp_path: Path) -> N
         registers, kilobytes = HOPPER[row["variant"]].get(row["kernel"], (255, 227))
         assert row["registers"] <= registers, row
         assert row["shared_bytes"] <= kilobytes * 1024, row
-        assert row["stack_bytes"] + row["local_bytes"] == 0, row
+        spilled = row["stack_bytes"] + row["local_bytes"]
+        assert spilled <= SPILLS.get(row["variant"], A_FEW), row
         assert row["waits_for_previous"] == 1, row
-        # The first weights of the next tile, too.
         if row["kernel"] in ("_gate_up", "_down", "_byte_product"):
-            assert row["fetches"] > 1 if "stay" in row["variant"] else row["fetches"] >= 1, row
+            assert row["fetches"] >= 1, row
 
 
 def test_variants_compile_for_ampere_where_no_kernel_starts_early(tmp_path: Path) -> None:
@@ -123,5 +117,5 @@ def test_variants_compile_for_ampere_where_no_kernel_starts_early(tmp_path: Path
     for row in rows:
         assert row["shared_bytes"] <= 163 * 1024, row
         spilled = row["stack_bytes"] + row["local_bytes"]
-        assert spilled <= AMPERE_SPILLS.get(row["variant"], 0), row
+        assert spilled <= AMPERE_SPILLS.get(row["variant"], A_FEW), row
         assert row["waits_for_previous"] == 0, row

@@ -27,8 +27,8 @@ ROUND, SUM, JOIN = {"_round_row": (40, 1)}, {"_sum_parts": (40, 1)}, {"_join_til
 NARROW, WIDE = "64x64x128 w4 s4", "64x128x128 w8 s3"
 EXPERTS, LINEAR = "experts_add_norm triton", "quantized_linear triton"
 HOPPER: dict[str, Kernels] = {
-    "softmax_router triton fused pdl": {"_multiply": (80, 16), "_softmax_topk": (40, 2)},
-    "grouped_sigmoid_router triton fused pdl": {"_multiply": (80, 16), "_grouped_topk": (48, 2)},
+    "softmax_router triton fused pdl": {"_multiply": (80, 16), "_softmax_topk": (64, 8)},
+    "grouped_sigmoid_router triton fused pdl": {"_multiply": (80, 16), "_grouped_topk": (64, 8)},
     f"{EXPERTS} pdl 16x64x128 w4 s3": {"_gate_up": (192, 72), "_down": (128, 40)} | NORM,
     f"{EXPERTS} pdl 32x64x128 w4 s3": {"_gate_up": (255, 80), "_down": (160, 48)} | NORM,
     f"{EXPERTS} pdl 64x64x64 w4 s4": {"_gate_up": (192, 96), "_down": (136, 64)} | NORM,

@@ -219,6 +219,8 @@ class Lanes:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         file, deadline = file_of(item), self.config.getoption("--deadline")
+        if self.config.getoption("--again", False):
+            deadline = None  # a test that failed is not excused for want of time
         begins = lane_of(item) == "long" and not is_core(item) and file not in self.begun
         if begins and deadline is not None and time.time() > deadline:
             pytest.skip(LATE)

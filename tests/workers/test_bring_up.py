@@ -18,7 +18,7 @@ from diffray.kernels.trial import Outcome
 from diffray.kernels.triton import table
 from diffray.kernels.variants import Shape, Variant
 from diffray.workers.bring_up.findings import Findings, FindingsFile, GraphsOutcome, cache_folder
-from diffray.workers.bring_up.one_layer import OneLayer, Sizes
+from diffray.workers.bring_up.one_layer import OneLayer, Sizes, Step
 from diffray.workers.bring_up.start import bring_up, key_of, read_or_try
 from diffray.workers.bring_up.trial_process import Calls, TrialPlan, collecting, trials_of
 from diffray.workers.bring_up.trials import TimeLimits, run_trials
@@ -227,10 +227,11 @@ def test_defaults_come_first_then_the_others_in_turn_and_torch_last() -> None:
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="`diffray doctor` does it there")
 @pytest.mark.parametrize("name", ["llada_moe", "llada2_moe"])
 def test_triton_s_variants_pass_in_the_interpreter(name: str) -> None:
-    """As many of the expected ones as there is time for: all of them take an hour."""
+    """On small steps: those of an engine take an hour there."""
+    steps = Step(1, 8, 32), Step(3, 8, 40), Step(1, 32, 32)
     found = run_trials(
-        plan("diffray.kernels.triton.table", CONFIGS[name]),
-        TimeLimits(budget=40, limit=3000, trial=600),
+        plan("diffray.kernels.triton.table", CONFIGS[name], steps=steps),
+        TimeLimits(budget=240, limit=280, trial=200),
     )
     assert found.failed == "" and not [each for each in found.outcomes if each.refused]
     assert {each.variant.split()[0] for each in found.outcomes} == {"triton", "torch"}

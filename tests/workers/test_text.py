@@ -17,7 +17,8 @@ def push_each(stream: TextStream, ids: list[int]) -> list[str]:
     return [stream.push([token]) for token in ids]
 
 
-@given(st.text(max_size=40), st.integers(1, 7))
+# A special token's name is not text.
+@given(st.text(max_size=40).filter(lambda text: "<|" not in text), st.integers(1, 7))
 def test_pieces_add_up_to_the_text(text: str, size: int) -> None:
     ids = TOKENIZER.encode(text)
     stream = TextStream(TOKENIZER)

@@ -333,6 +333,7 @@ def test_a_request_may_fill_the_context_and_take_all_pages() -> None:
         engine.add(Request(0, prompt_of(context - 2), params))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     model=st.sampled_from([BIDIRECTIONAL, SHIFTED, CAUSAL, SHIFTED_CAUSAL]),

@@ -1,13 +1,12 @@
-"""Run the GPU programs one after the other, those that others rely on first, as time allows.
+"""Run the GPU programs one after the other, those that tell most first, as time allows.
 
     python -m benchmarks.gpu --out gpu-results --minutes 10
     python -m benchmarks.gpu --out gpu-results --only check_kernels check_engine
 
 Each is its own process that writes a JSON report and a log into the folder; one that fails or takes
-too long does not stop the others. After each, the folder is packed into FOLDER.tar.gz. Ten minutes
-are enough for the choice of variants (all later programs of this run measure them beside the
-defaults), correctness, the step's time, its kernels, the engine's rounds and a text's tokens per
-second; thirty add batches, other experts and other models. docs/gpu.md says what each decides.
+too long does not stop the others, and all end with this one. After each, the folder is packed into
+FOLDER.tar.gz. Programs after `bring_up` measure the variants that it chose beside the defaults.
+docs/gpu.md has what an H200 showed.
 """
 
 import argparse
@@ -21,6 +20,7 @@ import tarfile
 import time
 from collections.abc import Sequence as Items
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -100,7 +100,6 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     archive = args.archive or args.out.with_name(f"{args.out.name}.tar.gz")
     clear(args.out, wanted)
-    end_with_parent(signal.SIGTERM)
     end = time.monotonic() + 60 * args.minutes
     with (args.out / "summary.txt").open("w") as summary, ended_by_signals():
         for run in wanted:
@@ -156,7 +155,11 @@ def carry_out(run: Run, seconds: float, folder: Path) -> str:
     more = "--out", str(report), "--choices", str(choices_of(folder))
     with log.open("w") as out:
         process = subprocess.Popen(
-            [*command(run), *more], stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            [*command(run), *more],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=partial(end_with_parent, signal.SIGTERM),
         )
         try:
             process.wait(seconds)

@@ -63,8 +63,9 @@ def parts(shape: Shape, work: Work, weights: str) -> Iterator[Part]:
             moved = met * narrow * inputs * outputs + 2.0 * pairs * (inputs + outputs)
             yield Part(layers, moved, 2.0 * pairs * inputs * outputs)
         yield matrix(layers, hidden, sparse.experts, 4)
-        yield matrix(layers, hidden, 2 * sparse.shared_width, dense)
-        yield matrix(layers, sparse.shared_width, hidden, dense)
+        if sparse.shared_width:
+            yield matrix(layers, hidden, 2 * sparse.shared_width, dense)
+            yield matrix(layers, sparse.shared_width, hidden, dense)
     yield matrix(1, hidden, shape.vocab, 2)._replace(bytes=2.0 * hidden * (shape.vocab + tokens))
 
 

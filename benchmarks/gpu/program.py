@@ -32,7 +32,7 @@ Row = dict[str, Any]
 Plan = Callable[[argparse.Namespace], dict[str, Callable[[], Row]]]
 
 ENGINE_NEEDS = ("pydantic", "safetensors", "tqdm")
-_PR_SET_PDEATHSIG = 1
+_PRCTL, _PR_SET_PDEATHSIG = ctypes.CDLL(None).prctl, 1
 _SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
@@ -73,7 +73,7 @@ def need_engine() -> None:
 
 def end_with_parent(last: signal.Signals) -> None:
     """Have the kernel send this process a signal when its parent ends, even if that is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, last)
+    _PRCTL(_PR_SET_PDEATHSIG, last)
 
 
 def _refuse(why: str) -> NoReturn:
@@ -109,7 +109,6 @@ def run(plan: Plan, args: argparse.Namespace, line: Callable[[Row], str]) -> Non
         return report
 
     with ended_by_signals():
-        end_with_parent(signal.SIGTERM)
         write()
         try:
             with closing(_messages(plan, args, names)) as messages:

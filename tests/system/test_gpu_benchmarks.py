@@ -572,6 +572,28 @@ all_of_them.main()
         assert not report["complete"] and 0 < len(report["rows"]) < report["cases"]
         assert "ended before it was done" in (unpacked / "summary.txt").read_text()
 
+    def test_a_program_ends_with_a_runner_that_is_killed(self, tmp_path: Path) -> None:
+        code = """
+import sys
+from benchmarks.gpu import __main__ as all_of_them
+sleeps = "import os, time, pathlib as p; p.Path('pid').write_text(str(os.getpid())); time.sleep(99)"
+all_of_them.RUNS = all_of_them.Run("asleep", "check_engine", "", 99),
+all_of_them.command = lambda _: [sys.executable, "-c", sleeps]
+all_of_them.need_cuda = lambda: None
+all_of_them.main()
+"""
+        command = [sys.executable, "-c", code, "--out", str(tmp_path / "results")]
+        paths = os.environ | {"PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(command, cwd=tmp_path, env=paths) as runner:
+            pid = tmp_path / "pid"
+            while not (pid.exists() and pid.read_text()):
+                assert runner.poll() is None
+                time.sleep(0.1)
+            runner.kill()
+        program = Path("/proc") / pid.read_text()
+        while program.exists() and "Z" not in (program / "stat").read_text().split()[2]:
+            time.sleep(0.1)
+
     def test_no_report_of_an_earlier_run_stands(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

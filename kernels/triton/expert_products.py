@@ -1,7 +1,6 @@
-"""The two products of gated experts in Triton: tiles, and the programs that compute them.
+"""Launches the two products of gated experts in Triton.
 
-A program computes one tile. Tiles of the same columns run side by side, so weights are read from
-memory once.
+Tiles of the same columns run side by side, so weights are read from memory once.
 
 Letters: T packed tokens, H hidden size, E experts here, I expert intermediate size (F = 2I: up
 rows, then gate rows), K experts of a token, S token-expert pairs (T * K).
@@ -12,13 +11,12 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from diffray.kernels.router import Pairs
-from diffray.kernels.triton.expert_tiles import down_tile, gate_up_tile, tile_of
+from diffray.kernels.triton.expert_tiles import _down, _gate_up
 from diffray.kernels.triton.float8_rows import round_rows
-from diffray.kernels.triton.launch import overlapped, prefetch_rows, wait_for_previous
+from diffray.kernels.triton.launch import overlapped
 from diffray.kernels.variants import Tile
 
 
@@ -100,94 +98,3 @@ def fullest(rows_per_expert: float) -> int:
     Tokens spread over experts almost at random; the fullest is some deviations above the mean.
     """
     return max(math.ceil(rows_per_expert + 4 * math.sqrt(rows_per_expert)), 1)
-
-
-@triton.jit(do_not_specialize=["lanes"])
-def _gate_up(
-    x_ptr,
-    w_ptr,
-    scale_ptr,
-    mid_ptr,
-    starts_ptr,
-    order_ptr,
-    hidden,
-    width,
-    lanes,
-    CHOSEN: tl.constexpr,
-    HALF: tl.constexpr,
-    SCALED: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Write silu(gate) * up of some columns of one expert, for all its pairs."""
-    expert, columns, lane = tile_of(tl.program_id(0), lanes, width, COLUMNS)
-    w_ptr += expert * (2 * width * hidden)
-    prefetch_rows(w_ptr, columns, width, hidden, DEPTH, PDL)
-    prefetch_rows(w_ptr + width * hidden, columns, width, hidden, DEPTH, PDL)
-    wait_for_previous(PDL)
-    gate_up_tile(
-        x_ptr,
-        w_ptr,
-        scale_ptr + expert * 2 * width if SCALED else scale_ptr,
-        mid_ptr,
-        starts_ptr + expert,
-        order_ptr,
-        hidden,
-        width,
-        columns,
-        lane,
-        lanes,
-        CHOSEN,
-        HALF,
-        SCALED,
-        ROWS,
-        COLUMNS,
-        DEPTH,
-    )
-
-
-@triton.jit(do_not_specialize=["lanes"])
-def _down(
-    mid_ptr,
-    w_ptr,
-    scale_ptr,
-    weights_ptr,
-    part_ptr,
-    starts_ptr,
-    order_ptr,
-    hidden,
-    width,
-    lanes,
-    HALF: tl.constexpr,
-    SCALED: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Write some columns of one expert's weighted output, one row per pair."""
-    expert, columns, lane = tile_of(tl.program_id(0), lanes, hidden, COLUMNS)
-    w_ptr += expert * (hidden * width)
-    prefetch_rows(w_ptr, columns, hidden, width, DEPTH, PDL)
-    wait_for_previous(PDL)
-    down_tile(
-        mid_ptr,
-        w_ptr,
-        scale_ptr + expert * hidden if SCALED else scale_ptr,
-        weights_ptr,
-        part_ptr,
-        starts_ptr + expert,
-        order_ptr,
-        hidden,
-        width,
-        columns,
-        lane,
-        lanes,
-        HALF,
-        SCALED,
-        ROWS,
-        COLUMNS,
-        DEPTH,
-    )

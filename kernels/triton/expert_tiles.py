@@ -1,4 +1,4 @@
-"""Tiles of the two products of gated experts in Triton.
+"""The two products of gated experts in Triton, a program for each tile.
 
 A tile is some columns of one expert and some of its rows. If the expert has more rows than
 expected, the tile continues with further rows. There are no atomic additions: the same pairs give
@@ -7,6 +7,8 @@ the same bits, whatever else is in the batch.
 
 import triton
 import triton.language as tl
+
+from diffray.kernels.triton.launch import prefetch_rows, wait_for_previous
 
 # Activations between the products can exceed float16's range, a norm's output hardly ever.
 _SHRUNK = tl.constexpr(2.0**-5)
@@ -21,8 +23,8 @@ def tile_of(tile, lanes, size, COLUMNS: tl.constexpr):
     return (block // blocks).to(tl.int64), columns, tile % lanes
 
 
-@triton.jit
-def gate_up_tile(
+@triton.jit(do_not_specialize=["lanes"])
+def _gate_up(
     x_ptr,
     w_ptr,
     scale_ptr,
@@ -31,8 +33,6 @@ def gate_up_tile(
     order_ptr,
     hidden,
     width,
-    columns,
-    lane,
     lanes,
     CHOSEN: tl.constexpr,
     HALF: tl.constexpr,
@@ -40,9 +40,15 @@ def gate_up_tile(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Compute a tile of an expert whose weights, scales and pairs start at the pointers."""
-    start, stop = tl.load(starts_ptr), tl.load(starts_ptr + 1)
+    """Write silu(gate) * up of some columns of one expert, for all its pairs."""
+    expert, columns, lane = tile_of(tl.program_id(0), lanes, width, COLUMNS)
+    w_ptr += expert * (2 * width * hidden)
+    prefetch_rows(w_ptr, columns, width, hidden, DEPTH, PDL)
+    prefetch_rows(w_ptr + width * hidden, columns, width, hidden, DEPTH, PDL)
+    wait_for_previous(PDL)
+    start, stop = tl.load(starts_ptr + expert), tl.load(starts_ptr + expert + 1)
     wide = columns < width
     up_ptr = w_ptr + columns[:, None] * hidden
     gate_ptr = up_ptr + width * hidden
@@ -65,8 +71,9 @@ def gate_up_tile(
             gate = tl.dot(x, tl.trans(gate_w), gate, input_precision="ieee")
             up = tl.dot(x, tl.trans(up_w), up, input_precision="ieee")
         if SCALED:
-            up *= tl.load(scale_ptr + columns, mask=wide, other=0.0)[None, :]
-            gate *= tl.load(scale_ptr + width + columns, mask=wide, other=0.0)[None, :]
+            scales = scale_ptr + expert * 2 * width
+            up *= tl.load(scales + columns, mask=wide, other=0.0)[None, :]
+            gate *= tl.load(scales + width + columns, mask=wide, other=0.0)[None, :]
         mid = gate * tl.sigmoid(gate) * up
         if HALF:
             mid = tl.minimum(tl.maximum(mid * _SHRUNK, -65504.0), 65504.0)
@@ -74,8 +81,8 @@ def gate_up_tile(
         tl.store(mid_rows, mid.to(mid_ptr.dtype.element_ty), mask=live[:, None] & wide[None, :])
 
 
-@triton.jit
-def down_tile(
+@triton.jit(do_not_specialize=["lanes"])
+def _down(
     mid_ptr,
     w_ptr,
     scale_ptr,
@@ -85,17 +92,20 @@ def down_tile(
     order_ptr,
     hidden,
     width,
-    columns,
-    lane,
     lanes,
     HALF: tl.constexpr,
     SCALED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Compute a tile of an expert whose weights, scales and pairs start at the pointers."""
-    start, stop = tl.load(starts_ptr), tl.load(starts_ptr + 1)
+    """Write some columns of one expert's weighted output, one row per pair."""
+    expert, columns, lane = tile_of(tl.program_id(0), lanes, hidden, COLUMNS)
+    w_ptr += expert * (hidden * width)
+    prefetch_rows(w_ptr, columns, hidden, width, DEPTH, PDL)
+    wait_for_previous(PDL)
+    start, stop = tl.load(starts_ptr + expert), tl.load(starts_ptr + expert + 1)
     wide = columns < hidden
     w_rows = w_ptr + columns[:, None] * width
     for first in range(start + lane * ROWS, stop, lanes * ROWS):
@@ -112,7 +122,7 @@ def down_tile(
             w = tl.load(w_rows + at[None, :], mask=here, other=0.0).to(mid.dtype)
             out = tl.dot(mid, tl.trans(w), out, input_precision="ieee")
         if SCALED:
-            out *= tl.load(scale_ptr + columns, mask=wide, other=0.0)[None, :]
+            out *= tl.load(scale_ptr + expert * hidden + columns, mask=wide, other=0.0)[None, :]
         if HALF:
             out *= 1 / _SHRUNK
         out *= tl.load(weights_ptr + pairs, mask=live, other=0.0).to(tl.float32)[:, None]

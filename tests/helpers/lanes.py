@@ -49,6 +49,9 @@ REACHED: Final = {
     "kernels/triton/*": "tests/*/test_triton*",
     "examples/train_demo/*": "tests/components/test_demo*",
     "pyproject.toml": "tests/system/test_package.py",
+    "tests/api/conftest.py": "tests/api/*",
+    "tests/helpers/shared.py": "tests/[cs]*/*",  # its fixtures, which no test imports
+    "tests/helpers/served.py": "tests/system/test_*",
 }
 _IMPORT: Final = re.compile(r"^from ((?:diffray|tests|tools|benchmarks)[\w.]*) import", re.M)
 
@@ -221,8 +224,9 @@ class Lanes:
         file, deadline = file_of(item), self.config.getoption("--deadline")
         if self.config.getoption("--again", False):
             deadline = None  # a test that failed is not excused for want of time
-        begins = lane_of(item) == "long" and not is_core(item) and file not in self.begun
-        if begins and deadline is not None and time.time() > deadline:
+        if lane_of(item) != "long" or is_core(item):
+            return
+        if deadline is not None and file not in self.begun and time.time() > deadline:
             pytest.skip(LATE)
         self.begun.add(file)
 

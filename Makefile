@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 BASE   := $(VENV)/.runs
 STAMP  := $(VENV)/.installed
 CLIENTS := $(VENV)/clients/.installed
+LENT   := $(VENV)/lent/.installed
 # pip compiles nothing (--no-compile): that would double its time, and Python compiles what it imports. Python must
 # keep the result, or each of Ray's processes would compile all of torch again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -26,9 +27,16 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 ANSWERS   := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)
 
+define WITH_TORCH
+@if nvidia-smi -L >/dev/null 2>&1; then index=""; \
+elif $(PYTHON) -c '$(ANSWERS)' $(CPU_INDEX)/torch/ 2>/dev/null; then index="--extra-index-url $(CPU_INDEX)"; \
+else index=""; fi; \
+echo $(1) $$index; $(1) $$index
+endef
+
 .DEFAULT_GOAL := test
 .PHONY: test test-long test-all test-ci test-clients test-processors check fast format docs run clean chaos cuts \
-	first-contact newest-ray mutants
+	first-contact newest-ray mutants gpu-dry
 
 # TURN, a number, chooses among many similar cases (tests marked rotate): by default the number of commits.
 TURN ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
@@ -85,6 +93,10 @@ first-contact: $(STAMP)
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants
 
+# The first run on a GPU, as far as a machine without one can: with Triton and all else of a lent machine.
+gpu-dry: $(LENT)
+	bash benchmarks/gpu/dry_run.sh $(VENV)/lent/bin/python $(VENV)/lent/wheels build/gpu-dry
+
 format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -110,10 +122,7 @@ clean:
 $(BASE): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	@if nvidia-smi -L >/dev/null 2>&1; then index=""; \
-	elif $(BIN)/python -c '$(ANSWERS)' $(CPU_INDEX)/torch/ 2>/dev/null; then index="--extra-index-url $(CPU_INDEX)"; \
-	else index=""; fi; \
-	echo $(PIP) $(TORCH) $$index; $(PIP) $(TORCH) $$index
+	$(call WITH_TORCH,$(PIP) $(TORCH))
 	$(PIP) --editable .
 	@touch $@
 
@@ -128,4 +137,11 @@ $(CLIENTS): $(STAMP)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c "$$here")')" \
 		> "$$($(VENV)/clients/bin/python -c "$$here")/tests.pth"
 	$(subst $(BIN)/,$(VENV)/clients/bin/,$(PIP)) --editable '.[clients]'
+	@touch $@
+
+# pydantic is not installed there: its wheels travel with the tree.
+$(LENT):
+	$(PYTHON) -m venv $(VENV)/lent
+	$(call WITH_TORCH,$(subst $(BIN)/,$(VENV)/lent/bin/,$(PIP)) $(TORCH) triton==3.6.0 transformers==5.17.0 safetensors)
+	$(VENV)/lent/bin/python -m pip download --quiet --disable-pip-version-check --dest $(VENV)/lent/wheels pydantic
 	@touch $@

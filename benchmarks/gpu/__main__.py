@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu --out gpu-results --minutes 10
     python -m benchmarks.gpu --out gpu-results --only check_kernels check_engine
+    python -m benchmarks.gpu --out gpu-results --from step_chosen
 
 Each is its own process that writes a JSON report and a log into the folder; one that fails or takes
 too long does not stop the others, and all end with this one. After each, the folder is packed into
@@ -10,6 +11,7 @@ docs/gpu.md has what an H200 showed.
 """
 
 import argparse
+import importlib
 import json
 import os
 import shutil
@@ -19,11 +21,12 @@ import sys
 import tarfile
 import time
 from collections.abc import Sequence as Items
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 from benchmarks.gpu.program import (
     end_with_parent,
@@ -85,20 +88,35 @@ RUNS: Final = (
     Run("steps_all", "step_time", "--context 1024 4096 --part step kernels", 720),
 )
 
+# What a machine without a GPU can run of them.
+TOY: Final = "--shape toy-moe --device cpu --dtype float32 --runs 1"
+REHEARSED: Final = (
+    Run("generate_toy", "generate", f"{TOY} --prompt 9 --tokens 31 --block 8 --rate 3.87", 60),
+    Run("check_engine_cpu", "check_engine", "--device cpu --family llada_moe", 120),
+)
+
 
 def main() -> None:
     args = _parser().parse_args()
-    wanted = [run for run in RUNS if not args.only or run.name in args.only]
+    begin = [run.name for run in RUNS].index(args.begin) if args.begin else 0
+    wanted = [run for run in RUNS[begin:] if not args.only or run.name in args.only]
     if not Path(FOREIGN).is_dir():
         wanted = [run for run in wanted if run.program != "yardstick"]
     if args.dry_run:
         print("\n".join(f"{run.name:18} python {' '.join(command(run)[1:])}" for run in wanted))
         return
-    need_cuda()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.rehearse:
+        for run in wanted:
+            print(f"{run.name:18} {listed(run, args.out)} cases")
+        wanted = [*REHEARSED]
+    else:
+        need_cuda()
     if missing := missing_packages():
         print(f"Programs that run the engine will fail: pip install {' '.join(missing)}")
-    args.out.mkdir(parents=True, exist_ok=True)
     archive = args.archive or args.out.with_name(f"{args.out.name}.tar.gz")
+    if args.begin is None:
+        shutil.rmtree(choices_of(args.out), ignore_errors=True)
     clear(args.out, wanted)
     end = time.monotonic() + 60 * args.minutes
     with (args.out / "summary.txt").open("w") as summary, ended_by_signals():
@@ -128,12 +146,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--archive", type=Path, help="default: FOLDER.tar.gz beside the folder")
     parser.add_argument("--minutes", type=float, default=90, help="start nothing after this")
     parser.add_argument("--only", nargs="+", choices=[run.name for run in RUNS])
+    parser.add_argument(
+        "--from", dest="begin", choices=[run.name for run in RUNS], help="go on with this one"
+    )
+    parser.add_argument("--rehearse", action="store_true", help="only what needs no GPU")
     parser.add_argument("--dry-run", action="store_true", help="show the commands, run none")
     return parser
 
 
 def command(run: Run) -> list[str]:
     return [sys.executable, "-m", f"benchmarks.gpu.{run.program}", *run.arguments.split()]
+
+
+def listed(run: Run, folder: Path) -> int:
+    """Note the names of a program's cases in its log; return their number."""
+    program = importlib.import_module(f"benchmarks.gpu.{run.program}")
+    argv = [*command(run)[2:], "--choices", str(choices_of(folder)), "--list"]
+    log = folder / f"{run.name}.log"
+    with log.open("w") as out, redirect_stdout(out), patch.object(sys, "argv", argv):
+        program.main()
+    return len(log.read_text().splitlines())
 
 
 def choices_of(folder: Path) -> Path:
@@ -143,7 +175,6 @@ def choices_of(folder: Path) -> Path:
 
 def clear(folder: Path, wanted: Items[Run]) -> None:
     """Remove an earlier run's results, which would pass for results of this run."""
-    shutil.rmtree(choices_of(folder), ignore_errors=True)
     for run, ending in product(wanted, ("json", "log")):
         (folder / f"{run.name}.{ending}").unlink(missing_ok=True)
 

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.gpu import choices
-from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
+from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.random_model import WEIGHTS, config_of, quantization_of
 from benchmarks.gpu.shapes import ALL, SHAPES
 
@@ -25,9 +25,7 @@ _LENGTH = 4096  # of the longest context
 
 def main() -> None:
     args = parser().parse_args()
-    need_cuda()
-    need_engine()
-    run(plan, args, _line)
+    run(plan, args, _line, engine=True)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -11,7 +11,7 @@ changes, and have no verdict. The exit status is 1 if something is wrong.
 import argparse
 from collections.abc import Callable
 
-from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
+from benchmarks.gpu.program import Row, arguments, run
 
 
 def main() -> None:
@@ -19,10 +19,7 @@ def main() -> None:
     parser.add_argument("--family", nargs="+", help="default: all that denoise masks")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
-    if args.device == "cuda":
-        need_cuda()
-    need_engine()
-    run(plan, args, lambda row: str(row["told"]))
+    run(plan, args, lambda row: str(row["told"]), engine=True)
 
 
 def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.gpu import choices
 from benchmarks.gpu.cases import Case, Which, listed
 from benchmarks.gpu.measure import noted_variants
-from benchmarks.gpu.program import Row, arguments, need_cuda, run
+from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.shapes import ALL, SHAPES, Work
 from diffray.kernels.choose import TORCH, Kernels, triton_kernels
 from diffray.kernels.variants import Choices
@@ -39,7 +39,6 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=[*DTYPES])
     parser.add_argument("--variants", choices=("used", "right"), default="used")
     args = parser.parse_args()
-    need_cuda()
     run(plan, args, _line)
 
 

@@ -33,6 +33,7 @@ from diffray.kernels.variants import TORCH_VARIANT, Kernel
 
 WORKS = (Work(1, 32, 1024), Work(1, 64, 4096), Work(4, 64, 1024), Work(32, 64, 1024))
 
+MOST_SHARED, MOST_SPILLED = 227 << 10, 64  # bytes of a program, on Hopper
 _FLOAT8 = 89  # the lowest capability that converts float8
 
 Place = dict[str, str]
@@ -57,6 +58,14 @@ def main() -> None:
     facts = source_facts() | device_facts()
     report = {"facts": facts, "capability": args.capability, "kernels": made}
     args.out.write_text(json.dumps(report, indent=1) + "\n")
+    if too_large := [row for row in made if not fits(row)]:
+        raise SystemExit(f"{len(too_large)} of {len(made)} do not fit, first {too_large[0]}")
+
+
+def fits(row: dict[str, Any]) -> bool:
+    """Whether a kernel's program fits a multiprocessor, and spills hardly any registers."""
+    spilled: int = row["stack_bytes"] + row["local_bytes"]
+    return bool(row["shared_bytes"] <= MOST_SHARED and spilled <= MOST_SPILLED)
 
 
 def compile_all(

@@ -1,15 +1,20 @@
 #!/usr/bin/env bash
 # The first ten minutes on a GPU: bash benchmarks/gpu/first_run.sh OUT, from the root of a checkout.
+# The next ten, on the same machine: bash benchmarks/gpu/first_run.sh OUT --from step_chosen.
 # Leaves OUT/gpu.tar.gz, which is rewritten after each program, and ends within 550 s. Wheels of
 # what the machine lacks (pydantic and its three) are installed from the folder .whl, if there is one.
 set -u
 out=${1:?a folder for the archive}
 shift
-mkdir -p "$out"
+results=${XDG_CACHE_HOME:-$HOME/.cache}/diffray/gpu
+mkdir -p "$out" "$results"
 export PYTHONUNBUFFERED=1
 if ls .whl/*.whl >/dev/null 2>&1; then
+    site=$(mktemp -d)
     python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
-        --target /tmp/site .whl/*.whl && export PYTHONPATH=/tmp/site
+        --target "$site" .whl/*.whl && export PYTHONPATH=$site
 fi
-nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit,temperature.gpu --format=csv
-exec python3 -m benchmarks.gpu --out "$(mktemp -d)/gpu" --archive "$out/gpu.tar.gz" --minutes 8.9 "$@"
+if command -v nvidia-smi >/dev/null; then
+    nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit,temperature.gpu --format=csv
+fi
+exec python3 -m benchmarks.gpu --out "$results" --archive "$out/gpu.tar.gz" --minutes 8.9 "$@"

@@ -24,7 +24,7 @@ import torch
 from benchmarks.gpu.choices import choices_for, kinds
 from benchmarks.gpu.floor import Text
 from benchmarks.gpu.measure import ceilings, noted_variants
-from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
+from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.random_model import WEIGHTS, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES
 from diffray.kernels.choose import OPTIONS, choose_kernels
@@ -32,10 +32,7 @@ from diffray.kernels.choose import OPTIONS, choose_kernels
 
 def main() -> None:
     args = parser().parse_args()
-    if args.device == "cuda":
-        need_cuda()
-    need_engine()
-    run(plan, args, _line)
+    run(plan, args, _line, engine=True)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -44,6 +44,7 @@ def arguments(what: str) -> argparse.ArgumentParser:
         "--choices", type=Path, help="the folder that `bring_up` writes; without it defaults run"
     )
     parser.add_argument("--case-seconds", type=float, default=60, help="abandon a case after this")
+    parser.add_argument("--list", action="store_true", help="name the cases, and run none")
     return parser
 
 
@@ -81,13 +82,23 @@ def _refuse(why: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def run(plan: Plan, args: argparse.Namespace, line: Callable[[Row], str]) -> None:
+def run(
+    plan: Plan, args: argparse.Namespace, line: Callable[[Row], str], *, engine: bool = False
+) -> None:
     """Run the cases of a plan, each guarded; exit with status 1 if a case is wrong.
 
     `plan` returns the cases by name without touching the device; workers call it again. A case
-    returns its row, in which `right` is True or False if there is something to judge.
+    returns its row, in which `right` is True or False if there is something to judge. `engine`
+    says that cases need what the engine needs.
     """
+    if not args.list and getattr(args, "device", "cuda") == "cuda":
+        need_cuda()
+    if engine:
+        need_engine()
     names = list(plan(args))
+    if args.list:
+        print(*names, sep="\n")
+        return
     program, rows = Path(sys.argv[0]).stem, list[Row]()
     facts, variants = source_facts(), dict[str, str]()
 

@@ -25,7 +25,7 @@ import torch
 from benchmarks.gpu import floor
 from benchmarks.gpu.choices import choices_for, kinds
 from benchmarks.gpu.measure import ceilings, graphed, kernel_table, noted_variants, the_clock
-from benchmarks.gpu.program import Row, arguments, need_cuda, need_engine, run
+from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.random_model import WEIGHTS, counted_experts, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES, Work
 from benchmarks.gpu.step import Step, make_step
@@ -35,10 +35,7 @@ from diffray.kernels.variants import Choices
 
 def main() -> None:
     args = _parser().parse_args()
-    need_cuda()
-    if "engine" in args.part:
-        need_engine()
-    run(plan, args, _line)
+    run(plan, args, _line, engine="engine" in args.part)
 
 
 def _parser() -> argparse.ArgumentParser:

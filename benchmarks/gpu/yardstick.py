@@ -24,7 +24,7 @@ import torch
 from benchmarks.gpu.cases import Which
 from benchmarks.gpu.check_kernels import LIMITS
 from benchmarks.gpu.measure import ceilings, graphed, the_clock
-from benchmarks.gpu.program import Row, arguments, need_cuda, run
+from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.shapes import ALL, Work
 from diffray.kernels.choose import TORCH
 from diffray.kernels.variants import Run
@@ -40,7 +40,6 @@ def main() -> None:
     if not _others(args.folder):
         print(f"Nothing to compare with: {args.folder} has no NAME_experts.py.", file=sys.stderr)
         raise SystemExit(2)
-    need_cuda()
     run(plan, args, _line)
 
 

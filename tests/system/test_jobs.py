@@ -95,17 +95,6 @@ def test_serve_deploy_runs_a_generated_file(dashboard: str, tmp_path: Path) -> N
     serve.shutdown()
 
 
-def test_serve_deploy_refuses_a_key_that_is_unknown(dashboard: str, tmp_path: Path) -> None:
-    written = serve_config(applications(MODEL, "the test"))
-    written["applications"][0]["args"]["engine_kwarg"] = {}
-    written["http_options"] = {"host": "127.0.0.1", "port": free_port()}
-    (tmp_path / "serve.yaml").write_text(yaml.safe_dump(written))
-    run(str(BIN / "serve"), "deploy", "serve.yaml", "--address", dashboard, folder=tmp_path)
-    status = wait_for("DEPLOY_FAILED")
-    assert "unknown option 'engine_kwarg'" in status.message
-    serve.shutdown()
-
-
 def test_a_batch_is_a_job(dashboard: str, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()

@@ -22,14 +22,6 @@ def test_turns_alternate_and_the_first_does_not_count() -> None:
     assert "".join(seen) == "baabbaab"
 
 
-def test_a_turn_is_timed_by_the_clock_that_was_chosen() -> None:
-    now = iter([10.0, 12.0])
-    clock = paired.Clock(lambda: next(now))
-    turn = clock.timed(lambda number: paired.Answers([[number, 5], [6]], [7, 8]))(4)
-    assert (turn.tokens, turn.rate) == (3, 1.5)
-    assert turn == (2.0, [[4, 5], [6]], [7, 8])
-
-
 def test_a_ratio_is_of_turns_that_belong_together() -> None:
     """The machine was half as fast in the second turn: both were."""
     assert paired.ratio([10.0, 5.0], [5.0, 2.5]) == "2.00 (2.00 to 2.00)"
@@ -79,28 +71,3 @@ def test_a_streams_chunks_with_text_are_timed() -> None:
 def test_an_incomplete_answer_is_refused(answer: Answer, message: str) -> None:
     with fake_endpoint(lambda _: answer) as endpoint, pytest.raises(ValueError, match=message):
         asyncio.run(replies(endpoint.url, [{}], 1))
-
-
-def test_at_most_so_many_requests_are_under_way() -> None:
-    under_way, most = 0, 0
-
-    async def send(_: load.Json) -> int:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        await asyncio.sleep(0.001)
-        under_way -= 1
-        return 1
-
-    assert sum(asyncio.run(load.all_of([{}] * 9, 3, send))) == 9
-    assert most == 3
-
-
-def test_a_rate_counts_the_tokens_of_the_servers_usage(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([10.0, 12.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(now))
-
-    async def send(body: load.Json) -> load.Json:
-        return {"usage": {"completion_tokens": body["max_tokens"]}}
-
-    assert asyncio.run(load.rate([{"max_tokens": 3}, {"max_tokens": 4}], 2, send)) == 3.5

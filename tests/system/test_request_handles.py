@@ -101,27 +101,6 @@ async def test_blocks_are_followed_and_cancelled_requests_free_their_place(
         await asyncio.sleep(0.01)
 
 
-async def test_get_waits_for_news_of_an_application_and_get_nowait_does_not(
-    application_name: str,
-) -> None:
-    llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
-    busy = [await llm.submit("Tom", LONG) for _ in range(2)]
-    handle = await llm.submit("Tom", LONG)  # waits for one of two slots
-    assert handle.get_nowait() is None
-    with pytest.raises(TimeoutError):
-        await handle.get(timeout=0)
-    for each in busy:
-        await each.cancel()
-    first = await handle.get(timeout=60)
-    assert first is not None and first.token_ids
-    found = [*first.token_ids]
-    whole = await handle.result()
-    while (delta := handle.get_nowait()) is not None:
-        found += delta.token_ids
-    assert found == list(whole.outputs[0].token_ids) and len(found) == 256
-    assert await handle.get() is None and await handle.get(timeout=0) is None
-
-
 @pytest.mark.skipif(not DEPLOY.exists(), reason="the documents are not there")
 def test_the_documented_deployment_composes_a_model(application_name: str) -> None:
     space: dict[str, Any] = {"__name__": "__main__"}

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,11 +24,9 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from benchmarks.serve_process import environment, serve_command
 from diffray import SamplingParams
 from diffray.cluster.control.llm import DiffusionLLM
 from diffray.components.checkpoints.demos import TOY, examples
-from tests.helpers.npm_client import npm_project, npm_told
 from tests.helpers.served import (
     HEADERS,
     KEY,
@@ -45,37 +42,6 @@ from tests.helpers.served import (
 pytestmark = pytest.mark.slow
 
 PROMPT = "<role>HUMAN</role>What is 7 times 6?<|role_end|><role>ASSISTANT</role>"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (["/no/such/model"], 1, ["/no/such/model"]),
-        (["--no-such-flag"], 2, ["--no-such-flag"]),
-        (["--config", "wrong.yaml"], 1, ["wrong.yaml", "'engine_kwarg'", "engine_kwargs"]),
-        (["demo", "--port", "TAKEN"], 1, ["TAKEN is in use", "--port"]),
-    ],
-)
-def test_what_is_wrong_is_one_sentence(
-    arguments: list[str], status: int, words: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "wrong.yaml").write_text("model_loading_config: {model_id: demo}\nengine_kwarg: 1")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        ended = subprocess.run(
-            serve_command(*(port if each == "TAKEN" else each for each in arguments)),
-            env=environment(tmp_path),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-    assert ended.returncode == status
-    assert "Traceback" not in ended.stderr and ended.stdout == ""
-    if status == 1:
-        assert ended.stderr.startswith("diffray: ") and ended.stderr.count("\n") == 1
-    for word in words:
-        assert word.replace("TAKEN", port) in ended.stderr
 
 
 @pytest.fixture(scope="module")
@@ -131,21 +97,6 @@ def test_a_stock_client_gets_the_answers_of_this_process(
     )
 
 
-@pytest.mark.long
-def test_the_npm_client_streams(
-    served: Served, llms: dict[str, DiffusionLLM], tmp_path: Path
-) -> None:
-    told = npm_told(npm_project(tmp_path), f"{served.url}/demo", MESSAGES, KEY)
-    (expected,) = llms["demo"].chat(MESSAGES, SamplingParams(max_tokens=40), use_tqdm=False)
-    assert told["text"] == told["whole"] == expected.outputs[0].text
-    assert told["role"] == "assistant"
-    assert told["reason"] == expected.outputs[0].finish_reason
-    assert told["usage"] == told["wholeUsage"]
-    assert told["usage"]["completion_tokens"] == expected.completion_tokens
-    assert told["models"] == ["demo"]
-    assert told["refused"] == ["NotFoundError", 404, "model_not_found"]
-
-
 @pytest.mark.parametrize("path", ["/", *(f"/{model}" for model in MODELS)])
 def test_the_door_and_each_model_have_a_page(served: Served, path: str) -> None:
     answer = httpx2.get(f"{served.url}{path}", follow_redirects=True)
@@ -181,26 +132,6 @@ def test_an_answer_has_one_request_id(served: Served, path: str) -> None:
         answer = httpx2.get(f"{served.url}{path}/v1/models", headers=HEADERS | given)
         (request_id,) = answer.headers.get_list("x-request-id")
         assert request_id == given.get("X-Request-Id", request_id)
-
-
-def test_refusals_have_openai_s_classes(served: Served) -> None:
-    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES}
-    for path in ("", "/demo"):
-        with (
-            openai_client(served, path, "wrong") as stranger,
-            pytest.raises(openai.AuthenticationError),
-        ):
-            stranger.chat.completions.create(**asked)
-    with openai_client(served, "/demo") as client:
-        with pytest.raises(openai.NotFoundError) as unknown:
-            client.chat.completions.create(model="demo-llada2", messages=MESSAGES)
-        assert unknown.value.code == "model_not_found"
-        with pytest.raises(openai.BadRequestError) as long:
-            client.chat.completions.create(**asked, max_tokens=5000)
-        assert long.value.code == "context_length_exceeded"
-        with pytest.raises(openai.BadRequestError) as wrong:
-            client.chat.completions.create(**asked, extra_body={"diffusion": {"decoder": {}}})
-        assert wrong.value.param is not None and "decoder" in wrong.value.param
 
 
 POLICIES: dict[str, list[dict[str, Any]]] = {

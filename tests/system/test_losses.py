@@ -1,7 +1,6 @@
 """Replicas that are lost or replaced under their requests, behind Serve's own proxy."""
 
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -30,12 +29,9 @@ from tests.helpers.nodes import (
     start,
     states,
 )
-from tests.helpers.paths import ROOT
 from tests.helpers.served import pieces_of
 
 pytestmark = pytest.mark.long
-
-DEPLOY = ROOT / "docs/deploy.md"
 
 LONG: dict[str, Any] = {
     "max_tokens": 96,
@@ -100,22 +96,6 @@ def test_a_handle_answers_as_the_endpoint_does(url: str, served: str, text: str)
     assert late.value.message == error.value.message
 
 
-@pytest.mark.skipif(not DEPLOY.exists(), reason="the documents are not there")
-def test_an_ingress_of_ones_own_asks_a_model_behind_it(url: str) -> None:
-    source, _ = re.findall(r"```python\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
-    space: dict[str, Any] = {"__name__": "__main__"}
-    exec(source, space)
-    serve.run(space["application"], name="boxes", route_prefix="/boxes")
-    try:
-        numbers = {"boxes": 7, "each": 4, "sold": 9}
-        answer = httpx2.get(f"{url}/boxes/left", params=numbers, timeout=120)
-        assert (answer.status_code, answer.json()[-17:]) == (200, "The answer is 19.")
-    finally:
-        serve.delete("boxes")
-    with pytest.raises(ValueError, match="api is for the endpoint"):
-        space["deployment"](space["config"] | {"api": {"docs": False}})
-
-
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -172,28 +152,6 @@ def test_counters_are_those_of_all_replicas(url: str, served: str) -> None:
         "iteration_tokens_total_sum": 24 * len(usages),
     }.items():
         assert total(scrapes[-1], name) - total(scrapes[0], name) == grown, name
-
-
-def test_what_is_not_answered_yet_is_answered_by_another_replica(
-    url: str, served: str, text: str
-) -> None:
-    replicas = alive("ServeReplica:two")
-    with ThreadPoolExecutor(8) as pool:
-        whole = [pool.submit(ask, url, served, **LONG) for _ in range(4)]
-        streams = [pool.submit(streamed, url, served) for _ in range(4)]
-        time.sleep(0.5)
-        os.kill(next(iter(replicas)), signal.SIGKILL)
-        answers = [future.result() for future in whole]
-        ends = [future.result() for future in streams]
-    assert [answer.status_code for answer in answers] == [200] * 4
-    for answer in answers:
-        assert answer.json()["choices"][0]["message"]["content"] == text
-    for said, end in ends:
-        if end == "done":
-            assert said == text
-        else:
-            assert text.startswith(said) and "send the request again" in end
-    seconds_until(lambda: states(served) == {"RUNNING": 2}, 120)
 
 
 def test_a_replica_that_hangs_is_killed_and_what_it_was_asked_is_answered(

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -181,15 +180,3 @@ def test_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) 
     again = build("wheel", unpacked, tmp_path)
     with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(again) as second:
         assert sorted(first.namelist()) == sorted(second.namelist())
-
-
-@needs_source_tree
-def test_the_extras_for_gpus_name_the_nccl_of_their_cuda_alone() -> None:
-    """Unpinned: torch requires a version of its own, and another would overwrite its library."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = extras["optional-dependencies"]
-    assert extras["gpu"] == ["nvidia-nccl-cu12"]
-    assert extras["gpu-cu13"] == ["nvidia-nccl-cu13"]
-    for name, packages in extras.items():
-        if not name.startswith("gpu"):
-            assert not [each for each in packages if each.startswith("nvidia-")], name

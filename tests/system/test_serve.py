@@ -25,7 +25,6 @@ from openai import OpenAI
 
 from diffray import SamplingParams
 from diffray.cluster.control.llm import DiffusionLLM
-from diffray.components.checkpoints.demos import TOY, examples
 from tests.helpers.served import (
     HEADERS,
     KEY,
@@ -105,25 +104,6 @@ def test_the_door_and_each_model_have_a_page(served: Served, path: str) -> None:
     script = httpx2.get(f"{at}page/app.js")
     assert script.status_code == 200 and "'self'" in script.headers["content-security-policy"]
     assert '"model": "demo' in unescape(httpx2.get(f"{at}docs").text)
-
-
-def test_it_says_where_it_is_and_that_each_model_is_a_toy_and_what_to_ask(served: Served) -> None:
-    assert f"All models (demo, demo-llada2) are ready at {served.url}/v1 ; try: " in served.said
-    assert served.said.count("Loading ") == 1 and served.said.count(" is ready at ") == len(MODELS)
-    assert f"Chat with each of them and watch it at {served.url}/\n" in served.said
-    assert "(its dashboard is off; --dashboard starts it)" in served.said
-    for model in MODELS:
-        said, prompts = f"{model} {TOY}.", list(examples(model))
-        url = f"{served.url}/{model}"
-        assert f"{model} is ready at {url}/v1\n" in served.said
-        assert f"{said}\n" in served.said and f"\n  {prompts[0]}\n" in served.said
-        for at in (url, served.url):
-            data = httpx2.get(f"{at}/v1/models", headers=HEADERS).json()["data"]
-            (listed,) = (each for each in data if each["id"] == model)
-            assert (listed["description"], listed["examples"]) == (said, prompts)
-        document = httpx2.get(f"{url}/openapi.json").json()
-        for text in (unescape(httpx2.get(f"{url}/docs").text), document["info"]["description"]):
-            assert said in text and all(prompt in text for prompt in prompts)
 
 
 @pytest.mark.parametrize("path", ["", "/demo"])

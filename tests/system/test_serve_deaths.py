@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,6 +23,7 @@ from diffray.cluster.serve.config_file import applications
 from diffray.cluster.serve.ray_session import running_ray
 from diffray.cluster.serve.supervisor import Ending
 from diffray.components.checkpoints.demos import examples
+from tests.helpers.nodes import clients
 
 GONE_S = 15.0  # after which nothing may be left
 BUSY = 4  # times slower than alone, on a machine that does other things too
@@ -69,24 +69,16 @@ def streams(served: ServeProcess) -> Iterator[None]:
         connection.sendall(head.encode() + body)
         return connection
 
-    over = threading.Event()
-
     def ask_and_leave() -> None:
-        while not over.wait(0.1):
-            with suppress(OSError), ask() as connection:
-                over.wait(0.1)
-                connection.setblocking(False)
+        with suppress(OSError), ask() as connection:
+            time.sleep(0.1)
+            connection.setblocking(False)
 
     with ExitStack() as stack:
         for held in [stack.enter_context(ask()) for _ in range(STREAMS)]:
             assert held.recv(100).startswith(b"HTTP/1.1 200")
-        asking = threading.Thread(target=ask_and_leave)
-        asking.start()
-        try:
+        with clients(1, ask_and_leave):
             yield
-        finally:
-            over.set()
-            asking.join()
 
 
 # What gets which signal; the exit status, and the last words printed.

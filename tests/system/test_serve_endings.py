@@ -98,13 +98,6 @@ def test_a_cluster_of_others_serves_and_lives_on(cluster: str, tmp_path: Path) -
     assert ray.cluster_resources()["CPU"] == 4, "the cluster is not ours to end"
 
 
-def test_another_port_than_the_cluster_s_is_one_sentence(cluster: str) -> None:
-    with serve_process("demo", "--address", cluster, settings=SETTINGS) as served:
-        assert served.process.wait(120) == 1
-        assert served.said.count("\n") == 1
-        assert "listens on port" in served.said and "give --port" in served.said
-
-
 def test_without_haproxy_an_answer_has_one_request_id_too() -> None:
     with serve_process("demo", "--device", "cpu", "--no-haproxy") as served:
         served.wait_for(" is ready at ", 1)

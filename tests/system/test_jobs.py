@@ -84,10 +84,8 @@ def test_serve_deploy_runs_a_generated_file(dashboard: str, tmp_path: Path) -> N
     written = serve_config(applications(MODEL, "the test"))
     written |= {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": port}}
     (tmp_path / "serve.yaml").write_text(yaml.safe_dump(written))
-    begin = time.monotonic()
     run(str(BIN / "serve"), "deploy", "serve.yaml", "--address", dashboard, folder=tmp_path)
     wait_for("RUNNING")
-    print(f"running {time.monotonic() - begin:.1f} s after serve deploy")
     body = {"messages": [{"role": "user", "content": "What is 12 plus 30?"}]}
     answer = httpx2.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200

@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from html import unescape
 from pathlib import Path
-from statistics import quantiles
 from typing import Any
 
 import httpx2
@@ -208,8 +207,6 @@ def test_a_full_queue_refuses_and_clients_that_hang_up_leave_nothing(served: Ser
             answers = [watching.get("/health") for _ in range(50)]
         assert {answer.status_code for answer in answers} == {200}
         assert served.load()["running"] == 4, "the streams ended before the watch did"
-    cuts = quantiles([answer.elapsed.total_seconds() for answer in answers], n=100)
-    print(f"health: p50 {1000 * cuts[49]:.1f} ms, p99 {1000 * cuts[98]:.1f} ms")
     assert int(refused.value.response.headers["retry-after"]) >= 1
     assert refused.value.code == "rate_limit_exceeded"
     served.wait_for_load(running=0, waiting=0, free_pages=served.load()["num_pages"])
@@ -230,7 +227,6 @@ def test_a_killed_rank_costs_a_pause_and_no_letter(served: Served) -> None:
     for piece in pieces:
         text += piece
         gap, last = max(gap, time.monotonic() - last), time.monotonic()
-    print(f"the stream paused for {gap:.1f} s")
     assert gap > 0.3, "the answer was complete before the rank was killed"
     assert text == texts[MODELS[1]] + "done"
     words = "; 1 request continues on a new worker group"
@@ -257,8 +253,6 @@ def test_ctrl_c_lets_answers_finish_and_leaves_no_process(served: Served) -> Non
         finished = time.monotonic()
     assert finished - begin > 0.2, "the answers were complete before Ctrl-C"
     assert served.process.wait(timeout=120) == 0
-    ended = time.monotonic()
-    print(f"the answers took {finished - begin:.1f} s more, the end {ended - finished:.1f} s")
     assert "Traceback" not in served.said
     assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
     assert served.processes() == {}

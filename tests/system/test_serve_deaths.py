@@ -109,7 +109,6 @@ def test_an_end_leaves_nothing_behind_and_says_why(
         with ExitStack() as stack:
             if load == "streams":
                 stack.enter_context(streams(served))
-            begin = time.monotonic()
             if what == "group":
                 os.killpg(served.process.pid, number)
             elif what == "server":
@@ -118,7 +117,6 @@ def test_an_end_leaves_nothing_behind_and_says_why(
                 os.kill(served.pid(what), number)
             assert served.process.wait(BUSY * GONE_S) == status, served.said
             served.is_gone(files, BUSY * GONE_S)
-            print(f"nothing was left after {time.monotonic() - begin:.1f} s")
         lines = served.said.splitlines()
         assert "Traceback" not in served.said and words in served.said, served.said
         if load == "idle" and number != signal.SIGKILL:
@@ -156,12 +154,10 @@ def test_a_signal_while_it_starts_leaves_nothing_behind(
     with serve_process("demo", "--device", "cpu", port=port) as served:
         wait_for_phase(served, phase)
         files = served.files()
-        begin = time.monotonic()
         os.killpg(served.process.pid, number)
         status = {signal.SIGHUP: 129, signal.SIGKILL: -9}.get(number, 0)
         assert served.process.wait(BUSY * GONE_S) == status, served.said
         served.is_gone(files, BUSY * GONE_S)
-        print(f"nothing was left after {time.monotonic() - begin:.1f} s")
         assert "Traceback" not in served.said and "(raylet)" not in served.said, served.said
 
 

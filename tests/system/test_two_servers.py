@@ -138,11 +138,7 @@ def test_whatever_dies_each_answers_its_own_clients(
         wait_until_answered(twos, killed)
     check(ones, "demo", "demo-llada2")
     check(twos, "demo-llada2", "demo")
-    refused = longest_refusal([each for each in ones if each.asked > killed])
-    missed = [each.asked - killed for each in ones if each.status != 200 and each.asked > killed]
-    print(f"{name}: nobody listened for {refused:.1f} s; "
-          f"the last answer that failed came after {max(missed, default=0):.1f} s")  # fmt: skip
-    assert refused < 5
+    assert longest_refusal([each for each in ones if each.asked > killed]) < 5
     assert all(each.status == 200 for each in twos)
 
 

@@ -261,7 +261,7 @@ def test_counters_are_those_of_all_replicas(url: str, served: str) -> None:
     """Whichever replica a scrape gets: no counter falls, and what they grow by has happened."""
     url = f"{url}/{served}"
     wish = {"model": served, "messages": MESSAGES, "max_tokens": 24, "ignore_eos": True}
-    scrapes, usages = [scraped(url)], []
+    scrapes, usages = [scraped(url)], list[dict[str, int]]()
     end = time.monotonic() + 120
     with ThreadPoolExecutor(4) as pool:
         while len(answered(scrapes[-1])) < 2 or len(usages) < 16:

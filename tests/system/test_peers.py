@@ -64,7 +64,8 @@ def test_all_get_the_same_greedy_request_and_the_first_decodes_as_the_peers_do()
 
 def test_answers_of_another_length_are_refused() -> None:
     def stream(_: Asked) -> Answer:
-        return Answer(chunks=iter([chunk("w1 w2"), "[DONE]"]))
+        chunks: list[load.Json | str] = [chunk("w1 w2"), "[DONE]"]
+        return Answer(chunks=iter(chunks))
 
     contender = servers.Contender("peer", "peer", {})
     with fake_endpoint(stream) as endpoint:

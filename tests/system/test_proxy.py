@@ -346,7 +346,7 @@ def test_where_it_dies_another_stands_in_until_serve_has_started_one(
         for dies_soon in (True, False):
             answer = pool.submit(httpx2.get, f"http://127.0.0.1:{port}/one", timeout=PATIENCE_S)
             time.sleep(0.3)  # it takes 2.5 s
-            command = [folder / "haproxy", "-db", "-dR", "-f", config]
+            command = [str(folder / "haproxy"), "-db", "-dR", "-f", str(config)]
             with subprocess.Popen(command, stderr=subprocess.DEVNULL) as serves:
                 end = time.monotonic() + (1 if dies_soon else PATIENCE_S)
                 while time.monotonic() < end and running() - {first} != {serves.pid}:

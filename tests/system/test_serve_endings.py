@@ -101,7 +101,7 @@ def test_a_cluster_of_others_serves_and_lives_on(cluster: str, tmp_path: Path) -
 def test_without_haproxy_an_answer_has_one_request_id_too() -> None:
     with serve_process("demo", "--device", "cpu", "--no-haproxy") as served:
         served.wait_for(" is ready at ", 1)
-        assert not any("haproxy" in line for line in served.processes().values())
+        assert not any("bin/haproxy" in line for line in served.processes().values())
         for given in (dict[str, str](), {"X-Request-Id": "mine-7"}):
             answer = httpx2.get(f"{served.url}/v1/models", headers=given)
             (request_id,) = answer.headers.get_list("x-request-id")

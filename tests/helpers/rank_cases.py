@@ -5,6 +5,7 @@ The functions are importable by name, because processes that are started anew mu
 
 import random
 from collections.abc import Sequence as Items
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from diffray.components.params import SamplingParams
 from diffray.kernels.checksum import checksum
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
-from diffray.workers.messages import Change, Request, Round, Update
+from diffray.workers.messages import Change, Request, Round
 from diffray.workers.setup import build_engine
 from tests.helpers.random_canvases import random_canvas
 from tests.helpers.random_grammars import random_automaton
@@ -128,28 +129,20 @@ def run_case(mesh: Mesh, case: Case) -> Found:
     spec = engine.model.spec
     logits_TV = full_forward(engine.model, list(range(20, 32)), 4 if spec.block_causal else 0)
     requests = [*requests_for(spec), *guided_requests(spec, engine.eos_token_ids)]
-    updates, agreed = run_all(engine, mesh, requests, steps=2)
-    cached = sum(update.cached_tokens for update in updates if update.finish_reason)
-    found = Found(logits_TV, {}, {}, {}, agreed, cached)
-    for update in updates:
-        found.tokens.setdefault(update.uid, []).extend(update.ids)
-        found.steps.setdefault(update.uid, []).extend(update.steps)
-        found.logprobs.setdefault(update.uid, []).extend(update.logprobs)
-    return found
-
-
-def run_all(
-    engine: Engine, mesh: Mesh, requests: Items[Request], steps: int = 1
-) -> tuple[list[Update], bool]:
-    """Run requests together; return also whether the ranks' canvases were equal all along."""
-    updates, agreed = list[Update](), True
     for request in requests:
         engine.add(request)
+    none: dict[int, list[Any]] = {request.uid: [] for request in requests}
+    found = Found(logits_TV, deepcopy(none), deepcopy(none), deepcopy(none), True)
     while not engine.idle:
-        updates += engine.step(steps)
+        for update in engine.step(2):
+            found.tokens[update.uid] += update.ids
+            found.steps[update.uid] += update.steps
+            found.logprobs[update.uid] += update.logprobs
+            if update.finish_reason:
+                found = replace(found, cached=found.cached + update.cached_tokens)
         canvases = checksum(engine.slots.ids_SN, engine.slots.masked_SN)
-        agreed = agreed and bool(mesh.all_equal(canvases))
-    return updates, agreed
+        found = replace(found, agreed=found.agreed and bool(mesh.all_equal(canvases)))
+    return found
 
 
 class Pinned(NamedTuple):
@@ -164,7 +157,6 @@ def run_pinned(mesh: Mesh, model: str) -> Pinned:
     """Fill random canvases, greedily and not, with guidance and without."""
     engine = engine_of(mesh, model, max_num_seqs=8, max_model_len=256, page_size=8)
     size, mask_id = engine.model.spec.vocab_size, engine.slots.mask_token_id
-    requests = []
     for uid in range(8):
         canvas = random_canvas(random.Random(uid), size, mask_id, engine.eos_token_ids[0])
         params = SamplingParams(
@@ -175,10 +167,14 @@ def run_pinned(mesh: Mesh, model: str) -> Pinned:
             diffusion={"canvas": "pinned", "cfg_scale": (0, 0.7)[uid % 3 == 2]},
         )
         prompt = tuple(range(20, 40 + uid))
-        requests.append(Request(uid, prompt, params, grammar=canvas.to_bytes()))
-    updates, agreed = run_all(engine, mesh, requests)
-    tokens = {update.uid: update.ids for update in updates}
-    return Pinned(tokens, {update.uid: update.fields for update in updates}, agreed)
+        engine.add(Request(uid, prompt, params, grammar=canvas.to_bytes()))
+    found = Pinned({}, {}, True)
+    while not engine.idle:
+        for update in engine.step():
+            found.tokens[update.uid], found.fields[update.uid] = update.ids, update.fields
+        canvases = checksum(engine.slots.ids_SN, engine.slots.masked_SN)
+        found = found._replace(agreed=found.agreed and bool(mesh.all_equal(canvases)))
+    return found
 
 
 class Drafted(NamedTuple):
@@ -196,7 +192,6 @@ def run_drafted(mesh: Mesh, model: str, *, speculation: bool = True) -> Drafted:
     fixed = {"decoder": {"kind": "fixed", "steps": 24}} | verify
     lopa = {"decoder": {"kind": "lopa", "threshold": 0.3, "branches": 3}}
     policies = [fixed, lopa, fixed, {"decoder": {"kind": "threshold", "threshold": 0.3}} | verify]
-    requests = []
     for uid, policy in enumerate(policies):
         params = SamplingParams(
             max_tokens=24,
@@ -205,11 +200,14 @@ def run_drafted(mesh: Mesh, model: str, *, speculation: bool = True) -> Drafted:
             ignore_eos=True,
             diffusion={"block_length": 8} | policy,
         )
-        requests.append(Request(uid, tuple(range(20, 31 + uid)), params))
-    updates, agreed = run_all(engine, mesh, requests)
+        engine.add(Request(uid, tuple(range(20, 31 + uid)), params))
     found: dict[int, list[tuple[int, int]]] = {uid: [] for uid in range(len(policies))}
-    for update in updates:
-        found[update.uid] += zip(update.ids, update.steps, strict=True)
+    agreed = True
+    while not engine.idle:
+        for update in engine.step():
+            found[update.uid] += zip(update.ids, update.steps, strict=True)
+        canvases = checksum(engine.slots.ids_SN, engine.slots.masked_SN)
+        agreed = agreed and bool(mesh.all_equal(canvases))
     return Drafted(found, engine.forwards, agreed)
 
 

@@ -103,7 +103,7 @@ format: $(STAMP)
 
 # Writes the tables of all options from the models that declare them.
 docs: $(STAMP)
-	$(BIN)/python -m tests.helpers.configuration_page
+	$(BIN)/python -m tools.configuration_page
 
 # The tests that start Ray, with the newest Ray, which pyproject.toml does not allow yet. Raise the bound if they pass.
 newest-ray: $(STAMP)

@@ -6,7 +6,7 @@ import pytest
 
 from diffray.cluster.api.bodies import ChatBody, CompletionBody
 from diffray.components.params import SamplingParams
-from tests.helpers.configuration_page import PAGE, page
+from tools.configuration_page import PAGE, page
 
 
 @pytest.mark.skipif(not PAGE.parent.exists(), reason="the tests stand alone, without the docs")

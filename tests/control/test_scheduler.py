@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.fairness import arrivals, simulate
 from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.engine_config import EngineConfig
@@ -16,7 +17,6 @@ from diffray.cluster.control.quarantine import CRASHES, CrashQuarantine
 from diffray.cluster.control.queued_request import LONG, QueuedRequest
 from diffray.cluster.control.scheduler import FIRST_COME, PASSES, Scheduler
 from diffray.workers.messages import Footprint, Reply, Round, Stats, Update
-from tests.helpers.fairness import arrivals, simulate
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 from tests.helpers.living import living
 

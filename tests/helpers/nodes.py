@@ -38,11 +38,8 @@ def serving() -> Iterator[str]:
         serve.shutdown()
 
 
-def start(wanted: Applications) -> float:
-    """Deploy, and return the seconds that it took."""
-    begin = time.monotonic()
+def start(wanted: Applications) -> None:
     deploy(wanted, print, threading.Event())
-    return time.monotonic() - begin
 
 
 def alive(kind: str) -> dict[int, str]:
@@ -78,12 +75,11 @@ def clients(count: int, ask_once: Callable[[], T]) -> Iterator[list[T]]:
             each.result()
 
 
-def seconds_until(true: Callable[[], bool], most: float) -> float:
+def wait_until(true: Callable[[], bool], most: float) -> None:
     begin = time.monotonic()
     while not true():
         assert time.monotonic() < begin + most, serve.status()
         time.sleep(0.1)
-    return time.monotonic() - begin
 
 
 def states(name: str) -> Counter[str]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from diffray.kernels import norm
-from diffray.kernels.variants import Kernel, Shape, Variant, rounded_up
+from tests.helpers.stand_in_kernels import kernel_of
 
 
 def no_compiler(*_: Any) -> Tensor:
@@ -24,12 +24,4 @@ def leave_a_process(*_: Any) -> Tensor:
     os.abort()
 
 
-def _shape(x: Tensor, *_: Any) -> Shape:
-    return Shape((x.shape[-1], str(x.dtype)), (rounded_up(x.numel() // x.shape[-1]),))
-
-
-def _variants(*_: Any) -> list[Variant]:
-    return [Variant("no compiler", no_compiler), Variant("leave a process", leave_a_process)]
-
-
-KERNELS: Final = (Kernel("rms_norm", norm.rms_norm, _shape, _variants),)
+KERNELS: Final = (kernel_of("rms_norm", norm.rms_norm, no_compiler, leave_a_process),)

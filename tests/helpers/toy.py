@@ -66,6 +66,13 @@ class WritesLogits(ABC):
             gather_RK = torch.cat([gather_RK, known_RK], dim=1)
         return confidence_of_logits(self.head(hidden_RH), 0, mask_token_id, gather_RK, draw)
 
+    def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
+        raise AssertionError("a toy is given no images")
+
+    def soften(self, x_TH: Tensor, soft_TH: Tensor, batch: Batch) -> Tensor:
+        assert batch.masked_T1 is not None
+        return x_TH + soft_TH * batch.masked_T1
+
 
 class ToyModel(WritesLogits):
     """A two-layer transformer with random float64 weights; confident enough to be interesting."""
@@ -101,13 +108,6 @@ class ToyModel(WritesLogits):
 
     def head(self, hidden_RH: Tensor) -> Tensor:
         return hidden_RH @ self.head_VH.T
-
-    def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
-        raise AssertionError("a toy is given no images")
-
-    def soften(self, x_TH: Tensor, soft_TH: Tensor, batch: Batch) -> Tensor:
-        assert batch.masked_T1 is not None
-        return x_TH + soft_TH * batch.masked_T1
 
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return weights_RV @ self.table_VH
@@ -150,13 +150,6 @@ class ScriptedModel(WritesLogits):
         rows = [self.script(position) for position in hidden_RH.squeeze(1).long().tolist()]
         logits = [row.get(token, 0.0) for row in rows for token in range(VOCAB)]
         return torch.tensor(logits, dtype=torch.float64).view(-1, VOCAB)
-
-    def look(self, pixels_PC: Tensor, columns: int) -> Tensor:
-        raise AssertionError("a toy is given no images")
-
-    def soften(self, x_TH: Tensor, soft_TH: Tensor, batch: Batch) -> Tensor:
-        assert batch.masked_T1 is not None
-        return x_TH + soft_TH * batch.masked_T1
 
     def expected_embedding(self, weights_RV: Tensor) -> Tensor:
         return weights_RV.new_zeros(len(weights_RV), 1)

@@ -10,26 +10,17 @@ from tools.chaos import terminal
 from tools.chaos.__main__ import chaos
 from tools.chaos.faults import KINDS, schedule
 from tools.chaos.report import as_text, sound
-from tools.chaos.soak import MOST_GCS, Soak, run
+from tools.chaos.soak import Soak, run
 from tools.chaos.soak import as_text as soak_text
 from tools.chaos.system import Layout
 
 SOAK = "DIFFRAY_SOAK_MINUTES"
 
 
-def test_a_schedule_can_be_had_again_and_has_every_kind() -> None:
-    assert schedule(30, seed=4) == schedule(30, seed=4) != schedule(30, seed=5)
-    assert {fault.kind for fault in schedule(len(KINDS), seed=1)} == set(KINDS)
-
-
 def test_make_chaos_has_every_fault() -> None:
     """Those that a server survives, and those that end it, among them a full disk."""
-    makefile = (ROOT / "Makefile").read_text()
-    (recipe,) = re.findall(r"^chaos:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
-    storm, endings = recipe.splitlines()
-    count = re.search(r"--faults (\d+)", storm)
+    count = re.search(r"tools.chaos --faults (\d+)", (ROOT / "Makefile").read_text())
     assert count is not None and {fault.kind for fault in schedule(int(count[1]), 7)} == set(KINDS)
-    assert "-m tools.chaos --terminal" in endings
     parts = "rank coordinator replica haproxy manager controller raylet gcs parent".split()
     assert {f"kill {part}" for part in parts} <= {*KINDS, *terminal.KINDS}
     assert {"fill disk", "hang up"} <= set(terminal.KINDS)
@@ -37,16 +28,10 @@ def test_make_chaos_has_every_fault() -> None:
 
 @pytest.mark.parametrize(("part", "most"), [("rank", 0.02), ("haproxy", 0.1)])
 def test_memory_may_grow_by_so_much(part: str, most: float) -> None:
-    for grown, told in ((most - 0.001, []), (most + 0.001, [part])):
+    for grown, count in ((most - 0.001, 0), (most + 0.001, 1)):
         sizes = [*[1000.0] * 60, *[1000.0 * (1 + grown)] * 20]
         found = Soak(memory={part: [(float(at), int(size)) for at, size in enumerate(sizes)]})
-        assert [word for line in found.complaints() for word in told if word in line] == told
-        assert len(found.complaints()) == len(told)
-
-
-def test_the_gcs_may_take_so_much() -> None:
-    for size, complaints in ((MOST_GCS, 0), (MOST_GCS + 1, 1)):
-        assert len(Soak(memory={"gcs": [(0.0, 1), (1.0, size)]}).complaints()) == complaints
+        assert len(found.complaints()) == count
 
 
 @pytest.mark.long

@@ -103,19 +103,17 @@ def test_demo_models_answer_what_the_documents_ask(name: str, decoder: str) -> N
     assert [output.outputs[0].text for output in outputs] == list(ANSWERS.values())
 
 
-def test_readme_example_runs(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    names = run_blocks(README, model)
-    assert names["output"].finished
+@pytest.mark.parametrize(
+    ("document", "words"), [(README, r"\d+ tokens in \d+ forwards"), (USAGE, "masks left")]
+)
+def test_examples_run(
+    document: Path, words: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = run_blocks(document, model)
     printed = capsys.readouterr().out
     assert Path(model).name != DEMOS["demo"] or ANSWERS[names["question"]] in printed
-    assert re.search(r"\d+ tokens in \d+ forwards", printed)
-
-
-def test_usage_example_runs(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    names = run_blocks(USAGE, model)
-    printed = capsys.readouterr().out
-    assert Path(model).name != DEMOS["demo"] or ANSWERS[names["question"]] in printed
-    assert "masks left" in printed
+    assert re.search(words, printed)
+    assert document != README or names["output"].finished
 
 
 @pytest.mark.slow

@@ -38,19 +38,17 @@ from benchmarks.gpu.floor import Ceilings, Text, parts, step_ms
 from benchmarks.gpu.measure import kernel_table
 from benchmarks.gpu.random_model import config_of, quantization_of, random_model
 from benchmarks.gpu.shapes import SHAPES, TOY, Shape, Sparse, Work
-from benchmarks.gpu.step import make_step
 from benchmarks.gpu.targets import verdicts
 from diffray.components.experts import Experts
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model
 from diffray.components.quantization import parse_quantization
 from diffray.kernels import choose
-from diffray.kernels.choose import TORCH, Kernels, choose_kernels, triton_kernels
+from diffray.kernels.choose import TORCH, Kernels, triton_kernels
 from diffray.kernels.router import Routing
 from diffray.kernels.trial import Outcome
 from diffray.kernels.variants import UNTRIED, Choices, Variant
 from diffray.kernels.variants import Shape as CallShape
-from diffray.workers.bring_up.findings import Findings
 from diffray.workers.graphs import Graphs, Recorded
 from tests.helpers import stand_in_kernels
 from tests.helpers.paths import ROOT
@@ -58,47 +56,34 @@ from tests.helpers.paths import ROOT
 pytestmark = pytest.mark.long
 
 WORK = Work(2, 5, 21)
-PROGRAMS = [bring_up, check_kernels, check_engine, step_time, generate]
+PROGRAMS = [bring_up, check_kernels, check_engine, step_time, generate, yardstick]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_without_a_gpu_they_say_so_in_one_sentence(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def refusal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Return a function that runs a program and returns the sentence with which it refuses."""
+
+    def refused(program: ModuleType, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["program", *arguments])
+        with pytest.raises(SystemExit) as end:
+            program.main()
+        told = capsys.readouterr()
+        assert end.value.code == 2 and told.out == "" and told.err.count("\n") == 1
+        return told.err
+
+    return refused
+
+
+def test_what_is_missing_is_named_in_one_sentence(
+    refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["program"])
-    with pytest.raises(SystemExit) as end:
-        program.main()
-    told = capsys.readouterr()
-    assert end.value.code == 2
-    assert told.out == "" and told.err.count("\n") == 1 and "no CUDA device" in told.err
-
-
-@pytest.mark.parametrize("name", TOY)
-def test_a_step_is_the_same_with_both_sets_of_kernels(name: str) -> None:
-    steps, pools = [], []
-    for kernels in (TORCH, triton_kernels()):
-        torch.manual_seed(0)
-        steps.append(make_step(TOY[name], WORK, DEVICE, kernels, "float32"))
-        kv = steps[-1].kv
-        pools.append([pool.clone() for pool in (kv.keys_LSGD, kv.values_LSGD)])
-    plain, fused = (step.run() for step in steps)
-    assert torch.equal(fused.ids_R, plain.ids_R)
-    for ours, theirs in zip(fused[1:], plain[1:], strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    stored = [(step.kv.keys_LSGD, step.kv.values_LSGD) for step in steps]
-    for before, expected, found in zip(pools[0], *stored, strict=True):
-        assert not torch.equal(before, expected)
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-
-
-def test_a_step_with_quantized_experts_is_near_to_one_without() -> None:
-    steps = []
-    for weights in ("bfloat16", "int8"):
-        torch.manual_seed(0)
-        steps.append(make_step(TOY["toy-moe"], WORK, DEVICE, TORCH, "float32", weights))
-    wide, narrow = (step.run().logsumexp_R for step in steps)
-    assert 0 < float((wide - narrow).norm() / wide.norm()) < 0.01
+    monkeypatch.setattr(program, "ENGINE_NEEDS", ("torch", "not_here"))
+    for engine_program in (check_engine, generate):
+        assert "pip install not_here" in refusal(engine_program, "--device", "cpu")
+    nowhere = str(tmp_path / "nowhere")
+    assert "nowhere has no NAME_experts.py" in refusal(yardstick, "--from", nowhere)
 
 
 def checked(name: str, kernels: Kernels) -> dict[str, bool]:
@@ -127,46 +112,16 @@ def test_the_check_finds_what_is_wrong() -> None:
     assert found == {"rms_norm", "paged_attention", "router"}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the checks compile them")
-def test_kernels_compile_for_hopper_and_fit_it() -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "benchmarks.gpu.compile_kernels", "--quick"]
-    command += ["--shape", "llada2-mini"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    kernels = json.loads(done.stdout)["kernels"]
-    everything = {"_norm_row", "_rotate_heads", "_read_keys", "_join_splits", "_gate_up", "_down"}
-    everything |= {"_list_pairs", "_sum_pairs", "_grouped_topk", "_round_row", "_byte_product"}
-    everything |= {"_weigh_head", "_join_tiles", "_settle_row", "_reward_row"}
-    assert everything <= {row["kernel"] for row in kernels}
-    assert [row for row in kernels if row["shared_bytes"] > 227 * 1024] == []
-    assert [row for row in kernels if row["stack_bytes"] + row["local_bytes"] > 64] == []
-    experts = next(row for row in kernels if row["kernel"] == "_gate_up")
-    assert experts["products"] and experts["asynchronous_copies"]
-
-
-def test_a_device_gets_the_kernels_that_it_can_run() -> None:
-    assert choose_kernels("auto", torch.device("cpu"), torch.float32).name == "torch"
-    assert triton_kernels()._fields == TORCH._fields
-
-
 MANY_EXPERTS = Shape(4, 64, 4, 4, 16, 16, True, 0, 300, 0, Sparse(64, 8, 16, 0, 0, 0, 0))
 
 
-@pytest.mark.parametrize(("cache", "decoder"), [("dual", "fixed"), ("vicinity", "credit")])
-def test_random_weights_spread_tokens_over_experts(cache: str, decoder: str) -> None:
+def test_random_weights_spread_tokens_over_experts() -> None:
     """All masks share an embedding: a trained model distinguishes them, random weights do not."""
-    met = []
-    for spread in (True, False):
-        torch.manual_seed(0)
-        model = random_model(MANY_EXPERTS, 256, 256, torch.device("cpu"), TORCH, "float32")
-        if not spread:
-            del model.embed
-        engine = random_engine(model, max_num_seqs=1)
-        requests = [scripted(0, MANY_EXPERTS, 64, 128, 32, 64, cache)]
-        met.append(experts_met(engine, requests, 1, decoder))
-        assert engine.tokens == 128 and engine.forwards == 32
-    assert met[0]["distinct_experts"] > 63 and met[0]["fullest_expert"] < 24
-    assert met[1]["distinct_experts"] < 50 < met[1]["fullest_expert"]
+    torch.manual_seed(0)
+    model = random_model(MANY_EXPERTS, 256, 256, torch.device("cpu"), TORCH, "float32")
+    engine = random_engine(model, max_num_seqs=1)
+    met = experts_met(engine, [scripted(0, MANY_EXPERTS, 64, 128, 32, 64, "dual")], 1, "fixed")
+    assert met["distinct_experts"] > 63 and met["fullest_expert"] < 24
 
 
 @pytest.mark.parametrize("name", TOY)
@@ -307,13 +262,6 @@ def test_bring_up_leaves_what_the_others_read(tmp_path: Path) -> None:
     assert read.tried == {"rms_norm"}
 
 
-def test_without_a_folder_bring_up_only_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffray.workers.bring_up.trials.run_trials", lambda *_: Findings())
-    row: dict[str, Any] = {"shape": "toy-moe", "weights": "bfloat16"}
-    row |= {"steps": [], "budget": None}
-    assert bring_up.tried(row, None, "cpu", "float32")["right"]
-
-
 OF_THE_SERVER = {"ray", "transformers", "tokenizers", "typer", "fastapi", "yaml", "msgspec"}
 OF_THE_ENGINE = {"pydantic", "safetensors", "tqdm"}
 STEPS_AND_CHECKS = """
@@ -354,18 +302,6 @@ def test_they_need_no_more_than_they_say(code: str, missing: set[str]) -> None:
     """A machine lent for its GPU has torch, and often little else."""
     without = f"import sys; sys.modules.update(dict.fromkeys({missing | OF_THE_SERVER!r}))\n"
     subprocess.run([sys.executable, "-c", without + code], check=True, timeout=600)
-
-
-def test_without_what_the_engine_needs_they_say_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(program, "ENGINE_NEEDS", ("torch", "not_here"))
-    monkeypatch.setattr(sys, "argv", ["program", "--device", "cpu"])
-    for engine_program in (check_engine, generate):
-        with pytest.raises(SystemExit) as end:
-            engine_program.main()
-        told = capsys.readouterr().err
-        assert end.value.code == 2 and told.count("\n") == 1 and "pip install not_here" in told
 
 
 class Aborting(Choices):
@@ -430,17 +366,6 @@ class TestProgram:
         assert rows["aborts"]["variants"] == report["variants"] == {place: "crash"}
         assert rows["hangs"]["variants"] == {}
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_what_is_ended_has_reported_what_it_has(
-        self, number: signal.Signals, tmp_path: Path
-    ) -> None:
-        out = tmp_path / "report.json"
-        command = [sys.executable, "-m", "benchmarks.gpu.check_engine", "--device", "cpu"]
-        status, told = ended_at_the_first_row([*command, "--out", str(out)], out, number)
-        assert status == 1 and f"ended by {number.name}" in told
-        report = json.loads(out.read_text())
-        assert not report["complete"] and 0 < len(report["rows"]) < report["cases"]
-
 
 def ended_at_the_first_row(
     command: list[str], report: Path, number: signal.Signals
@@ -504,31 +429,27 @@ class TestCheckEngine:
 class TestAllOfThem:
     @pytest.mark.skipif(torch.cuda.is_available(), reason="they would run")
     def test_every_command_is_one_that_the_program_takes(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+        self,
+        refusal: Callable[..., str],
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        """What it then lacks is a GPU."""
         monkeypatch.setattr(all_of_them, "FOREIGN", ".")
         monkeypatch.setattr(yardstick, "_others", lambda _: ["vllm"])
         monkeypatch.setattr(sys, "argv", ["all", "--out", "nowhere", "--dry-run"])
         all_of_them.main()
         assert capsys.readouterr().out.count("\n") == len(all_of_them.RUNS)
-        programs = {
-            program.__name__.rsplit(".", 1)[-1]: program for program in [*PROGRAMS, yardstick]
-        }
+        programs = {each.__name__.rsplit(".", 1)[-1]: each for each in PROGRAMS}
         for run in all_of_them.RUNS:
-            monkeypatch.setattr(sys, "argv", [run.program, *run.arguments.split()])
-            with pytest.raises(SystemExit) as end:  # for want of a GPU, not of a flag
-                programs[run.program].main()
-            assert "no CUDA device" in capsys.readouterr().err and end.value.code == 2
+            told = refusal(programs[run.program], *run.arguments.split())
+            assert "no CUDA device" in told
+        assert programs.keys() == {run.program for run in all_of_them.RUNS}
 
-    def test_the_first_ten_minutes_say_what_tells_most_first(self) -> None:
-        names = [run.name for run in all_of_them.RUNS[:6]]
-        assert names == "step kernels check_kernels generate check_engine yardstick".split()
-        assert sum(run.seconds for run in all_of_them.RUNS[:5]) < 550
-
-    def test_all_programs_of_a_run_read_what_its_bring_up_wrote_and_no_other_s(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    def test_a_run_reads_what_its_bring_up_wrote_and_nothing_of_an_earlier_run(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The first run's folder is left, with a program that finds nothing new."""
+        """Nor where there is no time for a program; what was not asked for is left."""
         handed: list[tuple[str, list[str]]] = []
 
         def noted(run: all_of_them.Run, _seconds: float, folder: Path) -> str:
@@ -540,16 +461,20 @@ class TestAllOfThem:
 
         monkeypatch.setattr(all_of_them, "need_cuda", lambda: None)
         monkeypatch.setattr(all_of_them, "carry_out", noted)
-        for wanted in (["step", "bring_up", "step_chosen"], ["step"]):
-            monkeypatch.setattr(sys, "argv", ["all", "--out", str(tmp_path), "--only", *wanted])
+        for name in ("step.json", "step.log", "kernels.json"):
+            (tmp_path / name).write_text("{}")
+        for words in ("step bring_up step_chosen", "step", "step --minutes 0"):
+            argv = ["all", "--out", str(tmp_path), "--only", *words.split()]
+            monkeypatch.setattr(sys, "argv", argv)
             all_of_them.main()
-        written = ["toy-moe bfloat16.json"]
         assert handed == [
             ("step_time", []),
             ("bring_up", []),
-            ("step_time", written),
+            ("step_time", ["toy-moe bfloat16.json"]),
             ("step_time", []),
         ]
+        assert "not started" in capsys.readouterr().out
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["kernels.json", "summary.txt"]
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_a_run_that_is_ended_packs_what_it_has(
@@ -594,25 +519,12 @@ all_of_them.main()
         while program.exists() and "Z" not in (program / "stat").read_text().split()[2]:
             time.sleep(0.1)
 
-    def test_no_report_of_an_earlier_run_stands(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """Nor where there is no time for its program; what was not asked for is left."""
-        for name in ("step.json", "step.log", "kernels.json"):
-            (tmp_path / name).write_text("{}")
-        monkeypatch.setattr(all_of_them, "need_cuda", lambda: None)
-        argv = ["all", "--out", str(tmp_path), "--only", "step", "--minutes", "0"]
-        monkeypatch.setattr(sys, "argv", argv)
-        all_of_them.main()
-        assert "not started" in capsys.readouterr().out
-        assert sorted(file.name for file in tmp_path.iterdir()) == ["kernels.json", "summary.txt"]
-
     def test_a_program_that_fails_or_takes_too_long_is_said_to(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         reports_and_hangs = """
 import json, pathlib, sys, time
-report = {"complete": False, "cases": 9, "wrong": 0, "verdicts": [], "rows": [{"case": "a"}]}
+report = {"complete": False, "cases": 9, "wrong": 0, "verdicts": ["met"], "rows": [{"case": "a"}]}
 pathlib.Path(sys.argv[sys.argv.index("--out") + 1]).write_text(json.dumps(report))
 time.sleep(600)
 """
@@ -624,82 +536,34 @@ time.sleep(600)
             told.append(all_of_them.carry_out(run, 10, tmp_path).split(" s  ", 1)[1])
         assert told == [
             "FAILED (2), no report: it printed nothing",
-            "out of time; INCOMPLETE: 1 of 9 cases",
+            "out of time; INCOMPLETE: 1 of 9 cases; met",
         ]
-
-    @pytest.mark.parametrize(
-        ("rows", "told"),
-        [
-            (
-                [(1, 10.0)],
-                "missed: 0.01 of 0.75 of the floor's speed (case); "
-                "missed: 10 of 681 tokens/s (case)",
-            ),
-            (
-                [(1, 800.0)],
-                "met: 0.8 of 0.75 of the floor's speed (case); met: 800 of 681 tokens/s (case)",
-            ),
-            ([(8, 700.0)], "measured"),
-        ],
-    )
-    def test_what_is_measured_is_judged_by_its_target(
-        self, rows: list[tuple[int, float]], told: str, tmp_path: Path
-    ) -> None:
-        same = {"case": "case", "shape": "llada-moe-7b-a1b", "weights": "bfloat16", "rate": 3.87}
-        same |= {"decoder": "fixed", "cache": "dual", "graphs": True}
-        table = [
-            same | {"rows": count, "tokens_per_s": speed, "share_of_floor": speed / 1000}
-            for count, speed in rows
-        ]
-        report: dict[str, Any] = {"complete": True, "wrong": 0, "cases": len(table), "rows": table}
-        report["verdicts"] = verdicts("generate", table, "NVIDIA H200")
-        out = tmp_path / "out.json"
-        out.write_text(json.dumps(report))
-        assert all_of_them.outcome(out, 0, out) == told
-        out.write_text(json.dumps(report | {"complete": False, "cases": 9}))
-        assert all_of_them.outcome(out, 0, out).startswith(f"INCOMPLETE: {len(table)} of 9 cases")
 
     def test_steps_are_judged_in_the_chosen_variants_each_with_its_like(self) -> None:
         """Chosen ones come first; of int8 there are only defaults, compared with the default."""
         of = {"part": "step", "shape": "llada-moe-7b-a1b", "window": 64, "context": 1024, "rows": 1}
-
-        def row(variants: str, weights: str, ms: float, **more: Any) -> dict[str, Any]:
-            columns = of | {"variants": variants, "weights": weights, "graph_ms": ms}
-            columns |= {"per_s": 1e3 / ms, "case": f"{variants} {weights}"}
-            columns |= {"share_of_floor": 3.4 / ms}
-            return columns | more
-
-        rows = [
-            row("chosen", "bfloat16", 3.8),
-            row("default", "bfloat16", 4.5),
-            row("default", "int8", 2.9),
-            row("chosen", "float8", 2.6),
-            row("default", "float8", 3.1),
-            row("chosen", "bfloat16", 13.8, rows=32, case="32"),
-            row("chosen", "bfloat16", 4.0, part="engine", cache="dual", decoder="fixed", case="e"),
-        ]
+        rows: list[dict[str, Any]] = [
+            of | {"variants": variants, "weights": weights, "graph_ms": ms, "per_s": 1e3 / ms}
+            | {"share_of_floor": 3.4 / ms, "case": f"{variants} {weights}"}
+            for variants, weights, ms in (
+                ("chosen", "bfloat16", 3.8),
+                ("default", "bfloat16", 4.5),
+                ("default", "int8", 2.9),
+                ("chosen", "float8", 2.6),
+                ("default", "float8", 3.1),
+            )
+        ]  # fmt: skip
         assert verdicts("step_time", rows, "NVIDIA H200") == [
             "met: 0.8947 of 0.85 of the floor's speed (chosen bfloat16)",
             "met: 3.8 of at most 3.9 ms (chosen bfloat16)",
             "met: 1.552 of 1.5 times bfloat16 (default int8)",
             "missed: 1.462 of 1.5 times bfloat16 (chosen float8)",
-            "met: 0.95 of 0.9 of the step's rate (e)",
-            "met: 0.2754 of 0.25 of batch 1's steps/s (32)",
         ]
         assert verdicts("generate", rows) == []
         # Milliseconds are for the card that they were set for.
         assert verdicts("step_time", rows[1:2], "NVIDIA H100 80GB HBM3") == [
             "missed: 0.7556 of 0.85 of the floor's speed (default bfloat16)"
         ]
-
-    def test_the_archive_holds_the_folder(self, tmp_path: Path) -> None:
-        folder = tmp_path / "results"
-        folder.mkdir()
-        for name in ("a.json", "b.json"):
-            (folder / name).write_text("{}")
-            all_of_them.pack(folder, tmp_path / "results.tar.gz")
-        with tarfile.open(tmp_path / "results.tar.gz") as packed:
-            assert sorted(packed.getnames()) == ["results", "results/a.json", "results/b.json"]
 
 
 @pytest.mark.parametrize(
@@ -764,14 +628,3 @@ def test_the_yardstick_judges_what_it_times(
 def timed_once(run: Callable[[], object]) -> float:
     run()
     return 1e-3
-
-
-def test_the_yardstick_needs_something_to_compare_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["yardstick", "--from", str(tmp_path / "nowhere")])
-    with pytest.raises(SystemExit) as end:
-        yardstick.main()
-    told = capsys.readouterr()
-    assert end.value.code == 2 and told.out == ""
-    assert told.err.count("\n") == 1 and "nowhere has no NAME_experts.py" in told.err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.lanes import concerns, parsed_shard, shards
+from tests.helpers.lanes import concerns
 from tests.helpers.paths import ROOT
 from tests.helpers.second_try import known
 
@@ -65,15 +65,6 @@ def test_cases_take_turns(tmp_path: Path) -> None:
     assert run(tmp_path, files)[1].count("PASSED") == 7
 
 
-def test_shards_take_about_the_same_time(tmp_path: Path) -> None:
-    seconds = {"a": 100.0, "b": 60.0, "c": 50.0, "d": 10.0}
-    assert shards(seconds, 2) == [{"a", "d"}, {"b", "c"}]
-    for shard in ("0/2", "3/2", "2", "a/b"):
-        with pytest.raises(pytest.UsageError, match="expected K/N such as 2/4"):
-            parsed_shard(shard)
-    assert parsed_shard("2/2") == (2, 2)
-
-
 def test_after_the_deadline_no_long_file_begins(tmp_path: Path) -> None:
     status, said = run(tmp_path, TREE, "--deadline=1", "--core")
     assert status == 0 and "not run for time: 2" in said
@@ -98,25 +89,12 @@ def test_a_change_is_what_git_says(tmp_path: Path) -> None:
     run(tmp_path, TREE)
     for command in (["init", "-q"], ["add", "tests"], ["commit", "-qm", "first"]):
         subprocess.run([*git, *command], check=True)
-    two = {"test_two.py": TREE["test_two.py"] + "# changed\n"}
-    (tmp_path / "tests/durations.json").write_text('{"tests/test_one.py": [0, 9]}')
-    run(tmp_path, two)
+    run(tmp_path, {"test_two.py": TREE["test_two.py"] + "# changed\n"})
     subprocess.run([*git, "commit", "-qam", "second"], check=True)
-    files = {"test_one.py": TREE["test_one.py"], **two}
-    parts = [run(tmp_path, files, f"--shard={part}/9", "--since=HEAD~1")[1] for part in (8, 9)]
-    assert [ran(said) for said in parts] == [{"quick", "b"}] * 2
-    status, said = run(tmp_path, files, "--shard=1/2", "--since=nowhere")
+    parts = [ran(run(tmp_path, {}, f"--shard={n}/3", "--since=HEAD~1")[1]) for n in (1, 2, 3)]
+    assert all("b" in part for part in parts) and sum("a" in part for part in parts) == 1
+    status, said = run(tmp_path, {}, "--shard=1/2", "--since=nowhere")
     assert status == pytest.ExitCode.USAGE_ERROR and "--since nowhere: " in said
-
-
-def test_recorded_times_are_kept_for_files_that_did_not_run(tmp_path: Path) -> None:
-    recorded = tmp_path / "tests/durations.json"
-    run(tmp_path, TREE)
-    recorded.write_text('{"tests/test_two.py": [0.0, 7.0], "tests/test_gone.py": [1.0, 0.0]}')
-    run(tmp_path, TREE, "--record", "tests/test_one.py")
-    assert recorded.read_text() == (
-        '{\n"tests/test_one.py": [0.0, 0.0],\n"tests/test_two.py": [0.0, 7.0]\n}\n'
-    )
 
 
 def test_each_test_has_a_time_limit_and_one_that_computes_for_long_is_marked(
@@ -136,46 +114,6 @@ def test_each_test_has_a_time_limit_and_one_that_computes_for_long_is_marked(
     assert status == 1 and "Timeout" in said and "time.sleep(50)" in said
     assert "s of processor time: mark it slow" in said
     assert ran(said) == {"marked"}
-
-
-SHARES = """
-import os, pytest
-from contextlib import contextmanager
-from tests.helpers import lanes
-
-lanes.TOGETHER["pair"] = ["tests/test_z.py", "tests/test_a.py"]
-
-def say(word):
-    with open(f"said{os.getpid()}", "a") as file:
-        file.write(word)
-
-@contextmanager
-def lent():
-    say("(")
-    yield
-    say(")")
-
-@pytest.fixture
-def shared():
-    lanes.SHARED.enter_context(lent())
-
-@pytest.fixture(autouse=True)
-def told(request):
-    say(request.path.stem[-1])
-"""
-
-
-@pytest.mark.parametrize("processes", [0, 2])
-def test_files_that_share_something_run_together_until_it_ends(
-    processes: int, tmp_path: Path
-) -> None:
-    files = {f"test_{name}.py": f"def test_{name}(): pass\n" for name in "abcd"}
-    files |= {"test_z.py": "def test_z(shared): pass\n", "conftest.py": SHARES}
-    options = ["xdist.plugin", f"-n{processes}", "--dist=loadfile", "--no-loadscope-reorder"]
-    status, text = run(tmp_path, files, "-p", *options)
-    said = "".join(file.read_text() for file in tmp_path.glob("said*"))
-    assert status == 0 and sorted(said) == sorted("(abcdz)"), text
-    assert "z(a)" in said
 
 
 FAILS_ONCE = """

@@ -1,17 +1,18 @@
-"""The comparison with peers: requests, counts and refusals, without the peers."""
+"""The comparison with peers, without the peers: its runner, requests, counts and refusals."""
 
+import asyncio
 import json
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks import paired
+from benchmarks import load, paired
 from benchmarks.peers import checkpoint, plan, served, servers
-from benchmarks.peers.environments import Environment
 from benchmarks.peers.offline import BLOCK_LENGTH, gen_length
 from benchmarks.peers.run_diffusers import block_causal
 from diffray.components.policy import DiffusionParams
@@ -22,17 +23,6 @@ SETTING = servers.Setting(Path("/m/llada"), threads=2, gen_length=64, steps=16, 
 
 def parsed(*words: str) -> Any:
     return plan.parser().parse_args(words)
-
-
-def code(folder: Path, names: tuple[str, ...]) -> Path:
-    folder.mkdir(parents=True)
-    for name in names:
-        (folder / name).write_text("")
-    return folder
-
-
-def after(command: tuple[str, ...], flag: str) -> str:
-    return command[command.index(flag) + 1]
 
 
 @pytest.mark.parametrize(
@@ -57,52 +47,6 @@ def test_what_cannot_be_compared_is_refused(words: list[str], reason: str, tmp_p
         plan.chosen(given)
 
 
-def test_peers_run_in_the_same_order_however_they_are_named(tmp_path: Path) -> None:
-    """The code of a model is found anywhere in a checkout, if it is whole."""
-    right = code(tmp_path / "deep" / "copy", checkpoint.LLADA_CODE)
-    code(tmp_path / "half", checkpoint.LLADA_CODE[:1])
-    assert checkpoint.code_folder(tmp_path, checkpoint.LLADA_CODE) == right
-    with pytest.raises(ValueError, match=r"has no configuration_llada2_moe.py with modeling_"):
-        checkpoint.code_folder(tmp_path, checkpoint.LLADA2_CODE)
-    for names in (checkpoint.LLADA2_CODE, ("generate.py",)):
-        code(tmp_path / names[0], names)
-    two = parsed("dfastllm", "dlmserve", "--fast-dllm", str(tmp_path))
-    assert plan.chosen(two) == ["dlmserve", "dfastllm"]
-    folders = ["--fast-dllm", "--llada", "--llada2-code"]
-    everything = parsed(*(word for flag in folders for word in (flag, str(tmp_path))))
-    assert plan.chosen(everything) == list(plan.PEERS)
-
-
-def test_an_environment_takes_torch_first_and_is_made_once(tmp_path: Path) -> None:
-    made = Environment(tmp_path, ("peer==1",))
-    _, first, second = made.commands()
-    torch_itself = f"torch=={torch.__version__.partition('+')[0]}"
-    assert first[-1] == torch_itself
-    assert second[-2:] == [torch_itself, "peer==1"]
-    assert not made.is_made()
-    (tmp_path / "requirements.txt").write_text(f"{torch_itself}\npeer==1")
-    assert made.is_made()
-    assert not Environment(tmp_path, ("peer==2",)).is_made()
-
-
-def test_servers_get_the_same_model_threads_and_address() -> None:
-    environment = Environment(Path("/e"), ())
-    ours = servers.our_flags(SETTING)
-    assert ours[0] == "/m/llada"
-    assert after(ours, "--cpu-threads") == "2"
-    assert after(ours, "--dtype") == "float32"
-    assert after(ours, "--max-num-seqs") == "8"
-    dlmserve, dfastllm = (make(SETTING, 1, environment) for make in servers.RECIPES.values())
-    assert dlmserve.variables["OMP_NUM_THREADS"] == dfastllm.variables["OMP_NUM_THREADS"] == "2"
-    assert dlmserve.variables["DLMSERVE_MODEL"] == after(dfastllm.command, "--model") == "/m/llada"
-    assert dlmserve.variables["DLMSERVE_MAX_BATCH"] == "8"
-    assert after(dfastllm.command, "--host") == "127.0.0.1"
-    assert after(dfastllm.command, "--diffusion-steps") == "16"
-    assert "127.0.0.1" in Path(dlmserve.command[1]).read_text()
-    few = servers.dfastllm(SETTING._replace(steps=4), 1, environment).command
-    assert after(few, "--apd-max-parallel") == "16", "its share of a step"
-
-
 def test_all_get_the_same_greedy_request_and_the_first_decodes_as_the_peers_do() -> None:
     found = servers.contenders(SETTING, ["dlmserve", "dfastllm"], block_length=32)
     assert [each.server for each in found] == ["diffray", "diffray", "dlmserve", "dfastllm"]
@@ -118,18 +62,10 @@ def test_all_get_the_same_greedy_request_and_the_first_decodes_as_the_peers_do()
     assert bodies[-1]["temperature"] == 0
 
 
-def test_prompts_are_ragged_and_hold_no_special_token() -> None:
-    texts = served.prompts(50, 3, 9, seed=1)
-    assert {len(text.split()) for text in texts} == set(range(3, 10))
-    words = {checkpoint.word(token) for token in range(checkpoint.ORDINARY)}
-    assert all(set(text.split()) <= words for text in texts)
-    assert texts == served.prompts(50, 3, 9, seed=1) != served.prompts(50, 3, 9, seed=2)
-
-
 def test_answers_of_another_length_are_refused() -> None:
     def stream(_: Asked) -> Answer:
-        chunks: list[dict[str, Any] | str] = [{"choices": [{"delta": {"content": "w1 w2"}}]}]
-        return Answer(chunks=iter([*chunks, "[DONE]"]))
+        chunks: list[load.Json | str] = [chunk("w1 w2"), "[DONE]"]
+        return Answer(chunks=iter(chunks))
 
     contender = servers.Contender("peer", "peer", {})
     with fake_endpoint(stream) as endpoint:
@@ -171,8 +107,10 @@ def test_block_causal_shows_a_query_its_own_block_and_those_before() -> None:
 
 @pytest.mark.slow
 def test_the_checkpoints_words_are_its_ids(tmp_path: Path) -> None:
-    folder = tmp_path / "llada"
-    source = code(tmp_path / "code", checkpoint.LLADA_CODE)
+    folder, source = tmp_path / "llada", tmp_path / "code"
+    source.mkdir()
+    for name in checkpoint.LLADA_CODE:
+        (source / name).write_text("")
     checkpoint.write_llada(folder, source, layers=1, hidden=64, seed=1)
     config = json.loads((folder / "config.json").read_text())
     assert (config["mask_token_id"], config["vocab_size"]) == (126336, 126464)
@@ -185,3 +123,66 @@ def test_the_checkpoints_words_are_its_ids(tmp_path: Path) -> None:
     assert fast.convert_tokens_to_ids("<|mdm_mask|>") == checkpoint.MASK_ID
     chat = [{"role": "user", "content": "w5 w6"}]
     assert fast.apply_chat_template(chat, tokenize=False) == "w5 w6"
+
+
+def test_turns_alternate_and_the_first_does_not_count() -> None:
+    seen: list[str] = []
+
+    def take(name: str, number: int) -> int:
+        seen.append(name)
+        return number
+
+    found = paired.take_turns({name: partial(take, name) for name in "ab"}, 3)
+    assert found == {"a": [1, 2, 3], "b": [1, 2, 3]}
+    assert "".join(seen) == "baabbaab"
+
+
+def test_a_ratio_is_of_turns_that_belong_together() -> None:
+    """The machine was half as fast in the second turn: both were."""
+    assert paired.ratio([10.0, 5.0], [5.0, 2.5]) == "2.00 (2.00 to 2.00)"
+    assert paired.ratio([6.0, 10.0, 8.0], [2.0, 2.0, 4.0]) == "3.00 (2.00 to 5.00)"
+    mine, other = [paired.Turn(1, [[1, 2], [3, 4]])], [paired.Turn(1, [[1, 2], [3, 5]])]
+    assert paired.equal_answers(mine, other) == "1/2"
+    assert paired.equal_tokens(mine, other) == "3/4"
+
+
+def test_a_program_answers_a_line_with_a_line_until_it_ends() -> None:
+    code = "import json, os; print(json.dumps([json.loads(input()), os.environ['WORD']]))"
+    with paired.answering([sys.executable, "-c", code], {"WORD": "b"}) as send:
+        assert send(["a"]) == [["a"], "b"]
+        with pytest.raises(ValueError, match="has ended"):
+            send("more")
+
+
+async def replies(url: str, bodies: list[load.Json], at_once: int) -> list[load.Reply]:
+    async with load.client(url) as http:
+        return await load.all_of(bodies, at_once, partial(load.streamed, http))
+
+
+def chunk(text: str) -> load.Json:
+    return {"choices": [{"delta": {"content": text}}]}
+
+
+def test_a_streams_chunks_with_text_are_timed() -> None:
+    def stream(_: Asked) -> Answer:
+        chunks: list[load.Json | str] = [chunk(""), chunk("a b"), chunk(" c"), {"choices": []}]
+        return Answer(chunks=iter([*chunks, "[DONE]"]))
+
+    with fake_endpoint(stream) as endpoint:
+        (reply,) = asyncio.run(replies(endpoint.url, [{"model": "m"}], 1))
+        assert endpoint.asked[0].body == {"model": "m", "stream": True}
+    assert (reply.text, len(reply.chunks_s)) == ("a b c", 2)
+    assert 0 < reply.headers_s < reply.chunks_s[0] <= reply.chunks_s[1] <= reply.end_s
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (Answer(chunks=iter([chunk("a")])), "broke off"),
+        (Answer(chunks=iter([{"error": "lost"}])), "lost"),
+        (Answer(429, {"error": "full"}), "status 429"),
+    ],
+)
+def test_an_incomplete_answer_is_refused(answer: Answer, message: str) -> None:
+    with fake_endpoint(lambda _: answer) as endpoint, pytest.raises(ValueError, match=message):
+        asyncio.run(replies(endpoint.url, [{}], 1))

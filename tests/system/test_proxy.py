@@ -327,56 +327,36 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_a_stand_in_finishes_its_answers_even_if_its_successor_dies(
-    port: int, folder: Path
-) -> None:
-    (first,) = haproxies(folder)
-    with stand_in.standing_in(Server(port=port)), ThreadPoolExecutor() as pool:
-        time.sleep(0.5)
-        os.kill(first, signal.SIGKILL)
-        wait_until(lambda: is_answered(port))
-        answer = pool.submit(httpx2.get, f"http://127.0.0.1:{port}/one", timeout=PATIENCE_S)
-        time.sleep(0.3)  # it takes 2.5 s
-        command = [str(folder / "haproxy"), "-db", "-dR", "-f", str(folder / "node/haproxy.cfg")]
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as successor:
-            time.sleep(1)
-            successor.kill()
-        assert answer.result().text == "ok"
-        wait_until(lambda: is_answered(port))
-
-
-@pytest.mark.slow
 def test_where_it_dies_another_stands_in_until_serve_has_started_one(
     port: int, folder: Path
 ) -> None:
+    """It finishes its answers, even if the one that Serve has started dies."""
     config, note = folder / "node/haproxy.cfg", folder / "node" / proxy.STAND_IN
 
     def running() -> set[int]:
         return haproxies(folder)
 
     (first,) = running()
-    with stand_in.standing_in(Server(port=port)):
+    with stand_in.standing_in(Server(port=port)), ThreadPoolExecutor() as pool:
         time.sleep(0.5)
         assert running() == {first}, "there is one already"
         os.kill(first, signal.SIGKILL)
-        begin = time.monotonic()
         wait_until(lambda: is_answered(port))
-        print(f"another answers after {time.monotonic() - begin:.2f} s")
         wait_until(lambda: note.exists() and {int(note.read_text())} == running() - {first})
-        serves = subprocess.Popen(
-            [folder / "haproxy", "-db", "-f", config, "-dR"], stderr=subprocess.DEVNULL
-        )
-        try:
-            end = time.monotonic() + PATIENCE_S
-            while running() - {first} != {serves.pid}:
-                # For an instant neither has the port: no two ever share it (-dR).
-                wait_until(lambda: is_answered(port))
-                assert serves.poll() is None and time.monotonic() < end
-            assert is_answered(port)
-        finally:
-            serves.kill()
-            serves.wait()
-        wait_until(lambda: is_answered(port))  # and once more
+        for dies_soon in (True, False):
+            answer = pool.submit(httpx2.get, f"http://127.0.0.1:{port}/one", timeout=PATIENCE_S)
+            time.sleep(0.3)  # it takes 2.5 s
+            command = [str(folder / "haproxy"), "-db", "-dR", "-f", str(config)]
+            with subprocess.Popen(command, stderr=subprocess.DEVNULL) as serves:
+                end = time.monotonic() + (1 if dies_soon else PATIENCE_S)
+                while time.monotonic() < end and running() - {first} != {serves.pid}:
+                    # For an instant neither has the port: no two ever share it (-dR).
+                    wait_until(lambda: is_answered(port))
+                    assert serves.poll() is None
+                assert dies_soon or (running() - {first} == {serves.pid} and is_answered(port))
+                serves.kill()
+            assert answer.result().text == "ok"
+            wait_until(lambda: is_answered(port))  # and once more
     assert not running() - {first} and not note.exists()
     assert not is_answered(port)
 

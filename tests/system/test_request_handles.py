@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import pytest
 from ray import serve
 from ray.exceptions import RayError
@@ -35,12 +36,17 @@ LONG = SamplingParams(
 
 
 @pytest.fixture(scope="module")
-def application_name(shared_ray: None) -> Iterator[str]:
-    with serving():
-        wanted = application("handled", engine_kwargs=ENGINE)
-        start(wanted)
-        yield "handled"
-        remove(wanted)
+def url(shared_ray: None) -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def application_name(url: str) -> Iterator[str]:
+    wanted = application("handled", engine_kwargs=ENGINE)
+    start(wanted)
+    yield "handled"
+    remove(wanted)
 
 
 @pytest.fixture(scope="module")
@@ -101,40 +107,25 @@ async def test_blocks_are_followed_and_cancelled_requests_free_their_place(
         await asyncio.sleep(0.01)
 
 
-async def test_get_waits_for_news_of_an_application_and_get_nowait_does_not(
-    application_name: str,
-) -> None:
-    llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
-    busy = [await llm.submit("Tom", LONG) for _ in range(2)]
-    handle = await llm.submit("Tom", LONG)  # waits for one of two slots
-    assert handle.get_nowait() is None
-    with pytest.raises(TimeoutError):
-        await handle.get(timeout=0)
-    for each in busy:
-        await each.cancel()
-    first = await handle.get(timeout=60)
-    assert first is not None and first.token_ids
-    found = [*first.token_ids]
-    whole = await handle.result()
-    while (delta := handle.get_nowait()) is not None:
-        found += delta.token_ids
-    assert found == list(whole.outputs[0].token_ids) and len(found) == 256
-    assert await handle.get() is None and await handle.get(timeout=0) is None
-
-
 @pytest.mark.skipif(not DEPLOY.exists(), reason="the documents are not there")
-def test_the_documented_deployment_composes_a_model(application_name: str) -> None:
+def test_the_documented_deployments_compose_a_model(application_name: str, url: str) -> None:
+    own_ingress, composed = re.findall(r"```python\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
     space: dict[str, Any] = {"__name__": "__main__"}
-    for source in re.findall(r"```python\n(.*?)```", DEPLOY.read_text(), re.DOTALL):
-        exec(source, space)
+    exec(own_ingress, space)
+    serve.run(space["application"], name="boxes", route_prefix="/boxes")
+    numbers = {"boxes": 7, "each": 4, "sold": 9}
+    answer = httpx2.get(f"{url}/boxes/left", params=numbers, timeout=120)
+    serve.delete("boxes")
+    assert (answer.status_code, answer.json()[-17:]) == (200, "The answer is 19.")
+    with pytest.raises(ValueError, match="api is for the endpoint"):
+        space["deployment"](space["config"] | {"api": {"docs": False}})
+    exec(composed, space)
     app: Any = serve.run(space["shortest"], name="shortest", route_prefix=None)
-    try:
-        question = MESSAGES[0]["content"]
-        answers = app.answers.remote(question).result(timeout_s=120)
-        assert len(answers) == 3 and all(answers)
-        assert app.shortest.remote(question).result(timeout_s=120) == min(answers, key=len)
-    finally:
-        serve.delete("shortest")
+    question = MESSAGES[0]["content"]
+    answers = app.answers.remote(question).result(timeout_s=120)
+    shortest = app.shortest.remote(question).result(timeout_s=120)
+    serve.delete("shortest")
+    assert len(answers) == 3 and all(answers) and shortest == min(answers, key=len)
 
 
 async def test_ranks_of_ones_own(application_name: str, plain: DiffusionLLM) -> None:

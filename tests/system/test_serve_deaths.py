@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,6 +23,7 @@ from diffray.cluster.serve.config_file import applications
 from diffray.cluster.serve.ray_session import running_ray
 from diffray.cluster.serve.supervisor import Ending
 from diffray.components.checkpoints.demos import examples
+from tests.helpers.nodes import clients
 
 GONE_S = 15.0  # after which nothing may be left
 BUSY = 4  # times slower than alone, on a machine that does other things too
@@ -69,24 +69,16 @@ def streams(served: ServeProcess) -> Iterator[None]:
         connection.sendall(head.encode() + body)
         return connection
 
-    over = threading.Event()
-
     def ask_and_leave() -> None:
-        while not over.wait(0.1):
-            with suppress(OSError), ask() as connection:
-                over.wait(0.1)
-                connection.setblocking(False)
+        with suppress(OSError), ask() as connection:
+            time.sleep(0.1)
+            connection.setblocking(False)
 
     with ExitStack() as stack:
         for held in [stack.enter_context(ask()) for _ in range(STREAMS)]:
             assert held.recv(100).startswith(b"HTTP/1.1 200")
-        asking = threading.Thread(target=ask_and_leave)
-        asking.start()
-        try:
+        with clients(1, ask_and_leave):
             yield
-        finally:
-            over.set()
-            asking.join()
 
 
 # What gets which signal; the exit status, and the last words printed.
@@ -117,7 +109,6 @@ def test_an_end_leaves_nothing_behind_and_says_why(
         with ExitStack() as stack:
             if load == "streams":
                 stack.enter_context(streams(served))
-            begin = time.monotonic()
             if what == "group":
                 os.killpg(served.process.pid, number)
             elif what == "server":
@@ -126,7 +117,6 @@ def test_an_end_leaves_nothing_behind_and_says_why(
                 os.kill(served.pid(what), number)
             assert served.process.wait(BUSY * GONE_S) == status, served.said
             served.is_gone(files, BUSY * GONE_S)
-            print(f"nothing was left after {time.monotonic() - begin:.1f} s")
         lines = served.said.splitlines()
         assert "Traceback" not in served.said and words in served.said, served.said
         if load == "idle" and number != signal.SIGKILL:
@@ -164,12 +154,10 @@ def test_a_signal_while_it_starts_leaves_nothing_behind(
     with serve_process("demo", "--device", "cpu", port=port) as served:
         wait_for_phase(served, phase)
         files = served.files()
-        begin = time.monotonic()
         os.killpg(served.process.pid, number)
         status = {signal.SIGHUP: 129, signal.SIGKILL: -9}.get(number, 0)
         assert served.process.wait(BUSY * GONE_S) == status, served.said
         served.is_gone(files, BUSY * GONE_S)
-        print(f"nothing was left after {time.monotonic() - begin:.1f} s")
         assert "Traceback" not in served.said and "(raylet)" not in served.said, served.said
 
 

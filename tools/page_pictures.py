@@ -1,6 +1,7 @@
-"""Make the pictures of the page in docs/: `python -m tests.helpers.page_pictures`."""
+"""Make the pictures of the page in docs/: `python -m tools.page_pictures`."""
 
 from contextlib import closing
+from pathlib import Path
 
 from diffray.cluster.api.service import Service
 from diffray.cluster.control.engine_config import EngineConfig
@@ -9,7 +10,8 @@ from diffray.components.checkpoints.demos import EXAMPLE, examples
 from tests.helpers import page
 from tests.helpers.api_server import serve
 from tests.helpers.browser import Browser, chromium
-from tests.helpers.paths import ROOT
+
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def ask(tab: Browser, url: str, *, compare: bool = False) -> None:
@@ -42,15 +44,15 @@ def main() -> None:
             tab.show_as(1280, 720, dark=dark)
             ask(tab, url)
             part_way(tab, 0.3)
-            tab.screenshot(ROOT / f"docs/{name}.png")
+            tab.screenshot(DOCS / f"{name}.png")
         tab.show_as(1280, 900)
         ask(tab, url, compare=True)
         part_way(tab, 0.35)
-        tab.screenshot(ROOT / "docs/page-two.png")
+        tab.screenshot(DOCS / "page-two.png")
         tab.show_as(390, 844, phone=True)
         ask(tab, url)
         part_way(tab, 0.3)
-        tab.screenshot(ROOT / "docs/page-phone.png")
+        tab.screenshot(DOCS / "page-phone.png")
 
 
 if __name__ == "__main__":

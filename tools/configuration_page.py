@@ -1,10 +1,11 @@
 """Makes docs/configuration.md from the models that declare the options.
 
-`python -m tests.helpers.configuration_page` writes it; a test fails where the file is not current.
+`python -m tools.configuration_page` writes it; a test fails where the file is not current.
 """
 
 import types
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -34,9 +35,8 @@ from diffray.components.params import SamplingParams
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration, DiffusionParams
 from diffray.components.speculation import Verify
 from diffray.workers.engine_options import EngineOptions
-from tests.helpers.paths import ROOT
 
-PAGE = ROOT / "docs/configuration.md"
+PAGE = Path(__file__).parents[1] / "docs/configuration.md"
 
 HEAD = """# Configuration
 

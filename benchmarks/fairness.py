@@ -1,6 +1,6 @@
 """How long short requests wait beside long ones: the real scheduler over a simulated engine.
 
-    python -m tests.helpers.fairness --time-slice 64
+    python -m benchmarks.fairness --time-slice 64
 
 Time is counted in denoising steps. The engine writes `--rate` tokens of each sequence per step,
 prefills long prompts in chunks beside them, and takes pages as answers grow. When pages run out, it

@@ -34,7 +34,6 @@ TOGETHER: Final = {
     ],
     "server": [
         "tests/system/test_door.py",
-        "tests/system/test_page_served.py",
         "tests/system/test_serve.py",
     ],
 }

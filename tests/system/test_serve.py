@@ -24,6 +24,7 @@ from openai import OpenAI
 
 from diffray import SamplingParams
 from diffray.cluster.control.llm import DiffusionLLM
+from tests.helpers.npm_client import npm_project, npm_told
 from tests.helpers.served import (
     HEADERS,
     KEY,
@@ -93,6 +94,21 @@ def test_a_stock_client_gets_the_answers_of_this_process(
         text[: text.find(stop)],
         "stop",
     )
+
+
+@pytest.mark.long
+def test_the_npm_client_streams(
+    served: Served, llms: dict[str, DiffusionLLM], tmp_path: Path
+) -> None:
+    told = npm_told(npm_project(tmp_path), f"{served.url}/demo", MESSAGES, KEY)
+    (expected,) = llms["demo"].chat(MESSAGES, SamplingParams(max_tokens=40), use_tqdm=False)
+    assert told["text"] == told["whole"] == expected.outputs[0].text
+    assert told["role"] == "assistant"
+    assert told["reason"] == expected.outputs[0].finish_reason
+    assert told["usage"] == told["wholeUsage"]
+    assert told["usage"]["completion_tokens"] == expected.completion_tokens
+    assert told["models"] == ["demo"]
+    assert told["refused"] == ["NotFoundError", 404, "model_not_found"]
 
 
 @pytest.mark.parametrize("path", ["/", *(f"/{model}" for model in MODELS)])

@@ -1,7 +1,6 @@
 """DiffusionLLM on several ranks of a Ray: the tokens of one process, and no end of calls."""
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,14 +50,6 @@ def two(four_processors: None) -> Iterator[DiffusionLLM]:
 
 def tokens(outputs: list[RequestOutput]) -> list[list[tuple[list[int], list[int], str]]]:
     return [[(c.token_ids, c.steps, c.text) for c in output.outputs] for output in outputs]
-
-
-@pytest.mark.long
-def test_one_follows_another() -> None:
-    """The first test: there is no room for it beside the model that the others use."""
-    for _ in range(2):
-        with DiffusionLLM("demo", tensor_parallel_size=2, **FORMS) as llm:
-            assert llm.generate("Tom", max_tokens=4)[0].finished
 
 
 def test_two_ranks_answer_as_one_does(one: DiffusionLLM, two: DiffusionLLM) -> None:
@@ -113,10 +104,9 @@ def test_what_was_left_or_interrupted_is_cancelled(
     assert output.completion_tokens == 4
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_two_ranks_sleep_and_wake(two: DiffusionLLM, level: int) -> None:
+def test_two_ranks_sleep_and_wake(two: DiffusionLLM) -> None:
     before = tokens(two.chat(MESSAGES[:2], PARAMS))
-    two.sleep(level)
+    two.sleep(2)
     assert two.is_sleeping
     with pytest.raises(ValueError, match="the model is asleep; wake it up first"):
         two.chat(MESSAGES[:2], PARAMS)
@@ -139,18 +129,6 @@ def test_adapters_are_loaded_where_a_request_needs_them(
     found = tokens(two.chat(asked, mixed))
     assert found == tokens(one.chat(asked, mixed))
     assert found[::2] == plain[::2] and found[1::2] != plain[1::2]
-    shutil.rmtree(adapter)
-    two.adapters.unload("mine")
-    assert tokens(two.chat(asked, mixed[:1] * len(asked))) == plain
-    with pytest.raises(ValueError, match="no adapter 'mine' is loaded"):
-        two.chat(asked, mixed)
-
-
-def test_it_says_what_it_is_and_where_its_engine_is(two: DiffusionLLM) -> None:
-    assert repr(two) == "DiffusionLLM('demo', tensor_parallel_size=2)"
-    assert two.limits.max_num_seqs == 4
-    with pytest.raises(ValueError, match="the engine runs in 2 other processes; use limits"):
-        _ = two.engine
 
 
 def test_what_cannot_run_is_one_sentence(
@@ -159,10 +137,11 @@ def test_what_cannot_run_is_one_sentence(
     monkeypatch.setattr("diffray.cluster.control.ranks._ROOM_S", 1.0)
     with pytest.raises(ValueError, match=r"needs 3 CPU, and Ray has 1 CPU free; shut down"):
         DiffusionLLM("demo", tensor_parallel_size=2)
-    with pytest.raises(ValueError, match="/no/such/model"):
-        DiffusionLLM("/no/such/model", tensor_parallel_size=2)
     with pytest.raises(ValueError, match="the prompt is empty"):
         two.generate([[]])
+    assert repr(two) == "DiffusionLLM('demo', tensor_parallel_size=2)"
+    with pytest.raises(ValueError, match="the engine runs in 2 other processes; use limits"):
+        _ = two.engine
 
 
 def test_shutting_down_frees_the_ranks(two: DiffusionLLM) -> None:

@@ -229,19 +229,26 @@ def test_what_must_be_restored_cannot_be_refused() -> None:
 # Real models.
 
 
-@pytest.mark.parametrize("config", [LLADA, LLADA_MOE, SDAR], ids=["llada", "llada_moe", "sdar"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+MODELS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    *((config, {"dtype": "float32"}) for config in (LLADA, LLADA_MOE, SDAR)),
+    *((config, {"dtype": "float64"}) for config in (LLADA, LLADA_MOE, SDAR)),
+    *((LLADA, {"quantization": name}) for name in ("int8", "uint4", "w8a8", "w8a8_fp8")),
+    (LLADA, {"quantization": {"mlp": "fp8"}}),
+]
+
+
+@pytest.mark.parametrize(("config", "options"), MODELS)
 def test_an_updated_model_is_a_fresh_one(
-    tmp_path: Path, config: dict[str, Any], dtype: Any
+    tmp_path: Path, config: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """In float32 matrices are packed, and are packed anew."""
+    """In float32 matrices are packed anew, and quantized ones are rounded anew."""
     config = config | {"mask_token_id": 62, "eos_token_id": 63}
-    weights = random_weights(config)
+    weights = {name: tensor.float() for name, tensor in random_weights(config).items()}
     folders = [
         save(tmp_path / "old", config, weights),
         save(tmp_path / "new", config | {"use_cache": False}, shifted(config)),
     ]
-    old, new = (DiffusionLLM(str(each), dtype=dtype, device="cpu") for each in folders)
+    old, new = (DiffusionLLM(str(each), device="cpu", **options) for each in folders)
     first, second = ids(old), ids(new)
     assert first != second
     model = old.engine.model
@@ -249,8 +256,7 @@ def test_an_updated_model_is_a_fresh_one(
     places = {n: p.data_ptr() for n, p in model.named_parameters() if not p.is_mkldnn}
     assert old.update_weights(folders[1]) == "1"
     assert ids(old) == second
-    state = {name: tensor.float() for name, tensor in weights.items()}
-    assert old.update_weights(state, version="first") == "first"
+    assert old.update_weights(weights, version="first") == "first"
     assert ids(old) == first
     (output,) = old.generate([[1, 2]], max_tokens=2, use_tqdm=False)
     assert output.weights_version == output.outputs[0].weights_version == "first"
@@ -265,9 +271,11 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     lacking = random_weights(LLADA)
     lacking.pop("model.transformer.ln_f.weight")
     short = save(tmp_path / "short", LLADA, lacking)
-    llm = DiffusionLLM(str(old), dtype="float32", device="cpu")
+    llm = DiffusionLLM(str(old), quantization="int8", device="cpu")
     before = ids(llm)
+    quantize_checkpoint(old, tmp_path / "int8", "int8", progress=False)
     for folder, reason in (
+        (tmp_path / "int8", "give unquantized weights"),
         (wrong, "config.json differs in rms_norm_eps, rope_theta"),
         (save(tmp_path / "moe", LLADA_MOE, random_weights(LLADA_MOE)), "differs in architectures"),
         (short, "1 missing: model.transformer.ln_f.weight"),
@@ -276,29 +284,6 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=reason):
             llm.update_weights(folder)
         assert ids(llm) == before
-
-
-@pytest.mark.parametrize("quantization", ["int8", "uint4", "w8a8", "w8a8_fp8", {"mlp": "fp8"}])
-def test_a_quantized_model_rounds_them_anew(
-    tmp_path: Path, quantization: str | dict[str, str]
-) -> None:
-    config = LLADA | {"mask_token_id": 62}
-    weights = random_weights(config), shifted(config)
-    folders = [save(tmp_path / str(n), config, each) for n, each in enumerate(weights)]
-    old, new = (
-        DiffusionLLM(str(each), quantization=quantization, device="cpu") for each in folders
-    )
-    first, second = ids(old), ids(new)
-    assert first != second
-    old.update_weights(folders[1])
-    assert ids(old) == second
-    old.update_weights(weights[0])
-    assert ids(old) == first
-    smaller = tmp_path / "int8"
-    quantize_checkpoint(folders[1], smaller, "int8", progress=False)
-    with pytest.raises(ValueError, match="give unquantized weights"):
-        old.update_weights(smaller)
-    assert ids(old) == first
 
 
 @pytest.mark.long

@@ -77,7 +77,7 @@ class World(Coordinator):
         self.starts: list[float] = []
         self.loads, self.broken = asyncio.Event(), False
         self.loads.set()
-        self.need: dict[int, int] = {uid: 1 for uid in range(100)}
+        self.need: dict[int, int] = {}
         self.poison: dict[int, int] = {}
         self.refusals: list[str] = []  # of new weights
         self.wrote: dict[int, list[str]] = {}  # on which weights, by request

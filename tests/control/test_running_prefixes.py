@@ -86,7 +86,7 @@ def test_only_the_prefixes_of_running_requests_are_held(
     held = Held(PAGE)
     with patch("diffray.cluster.control.scheduler.RunningPrefixes", lambda _: held):
         scheduler = Scheduler(slots=3, pages=9, max_waiting=99, time_slice=1, page_size=PAGE)
-    ranks = FakeRanks(slots=3, pages=9, need={uid: 1 for uid in range(len(runs))})
+    ranks = FakeRanks(slots=3, pages=9)
 
     for uid, (prompt, salt, block) in enumerate(runs):
         request = WireRequest(uid, prompt, {"max_tokens": 4}, cache_salt=salt)

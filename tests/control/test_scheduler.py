@@ -277,6 +277,17 @@ def test_pages_of_a_round_in_flight_are_not_given_twice() -> None:
         assert started(scheduler) == admitted
 
 
+def test_none_is_admitted_while_the_ranks_hold_some_back() -> None:
+    scheduler, ranks = scheduled(4, 9)
+    ranks.waiting = 1
+    turn(scheduler, ranks)
+    scheduler.submit(asked(1), ONE)
+    assert turn(scheduler, ranks)[0] == []
+    ranks.waiting = 0
+    turn(scheduler, ranks)
+    assert turn(scheduler, ranks)[0] == [1]
+
+
 def test_what_ranks_refuse_fails_alone_until_all_is_given_up() -> None:
     scheduler, _ = scheduled(2, 3, 3, 3)
     scheduler.plan(steps=1)

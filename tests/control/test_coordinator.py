@@ -326,13 +326,16 @@ async def test_asked_again_weights_are_read_once() -> None:
         assert (await world.load()).weight_updates == 1
 
 
-async def test_a_new_coordinator_begins_with_the_weights_it_is_given() -> None:
+async def test_a_new_coordinator_begins_with_the_weights_and_sleep_it_is_given() -> None:
     async with world_of() as world:
         group: Any = None
-        weights = Change(7, "g", "/g")
+        weights = Change(7, "g", "/g", level=2)
         other = Coordinator("toy", world.config, group, None, weights, make_workers=world.make)
         await other.start()
         assert await other.submit(asked(5, 3), ONE, 0, None) is None
+        await until(lambda: isinstance(other.workers, FakeGang) and other.workers.ranks.level > 0)
+        assert (await other.load()).sleep_level == 2 and 5 not in world.wrote
+        assert await other.change(Change(8, level=0), "finish") == ""
         await until(lambda: 5 in world.wrote)
         assert {*world.wrote[5]} == {"g"}
         await other.stop(0)

@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any, cast
+from unittest.mock import ANY
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
@@ -259,6 +260,10 @@ async def test_the_next_coordinator_gets_the_newest_weights(
         await asyncio.sleep(0.001)
     second.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [3], [0], [0.0], "length", version="b")))
     assert (await answer)[-1] == 3
+    second.refusals.put_nowait("")
+    await asked.sleep(2)
+    assert asked.weights.known == Change(ANY, "b", "/b", level=2)
+    await asked.check_health()
 
 
 async def died(*_: Any) -> Any:

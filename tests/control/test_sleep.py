@@ -16,6 +16,7 @@ from diffray.components.checkpoints.quantize import quantize_checkpoint
 from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool
 from diffray.components.weight import Weight
+from diffray.workers.messages import Change, Round
 from tests.helpers.adapters import Story
 from tests.helpers.own_process import in_own_process
 from tests.helpers.short_answers import ids
@@ -159,6 +160,12 @@ def test_new_weights_while_it_sleeps(tmp_path: Path) -> None:
         llm.update_weights(old)
         llm.wake_up()
         assert ids(llm) == first
+        # New ranks begin with the checkpoint's weights, whatever those before them had.
+        fresh, change = load(old), Change(9, "9", str(new), level=level, restores=True)
+        fresh.engine.run(Round(1, [], [], 1, change=change), fresh.engine.check)
+        assert fresh.engine.kv.nbytes == 0
+        fresh.engine.run(Round(2, [], [], 1, change=Change(10, level=0)), fresh.engine.check)
+        assert ids(fresh) == second
 
 
 def test_tensors_that_were_given_up_have_to_be_given_again(llm: DiffusionLLM) -> None:

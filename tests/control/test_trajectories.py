@@ -1,16 +1,13 @@
 """Trajectories of thousands of requests at once: complete, right, and in bounded memory."""
 
-import asyncio
 import gc
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from diffray import DiffusionLLM, RequestOutput, SamplingParams
 from diffray.components.checkpoints.checkpoint import load_model
-from tests.helpers.api_server import serve_model
 from tests.helpers.tiny_checkpoints import LLADA, full_forward, random_weights, save
 from tests.helpers.updatable_toy import resident_bytes
 
@@ -24,12 +21,6 @@ def params(number: int) -> SamplingParams:
     decoder = [{"kind": "fixed", "steps": 4}, {"kind": "threshold", "threshold": 0.05}][number % 2]
     diffusion = {"block_length": LENGTH, "decoder": decoder, "cache": {"kind": "none"}}
     return SamplingParams(max_tokens=LENGTH, logprobs=True, diffusion=diffusion, **options)
-
-
-def body(number: int) -> dict[str, Any]:
-    """Return what `params` says, as JSON."""
-    told = params(number).model_dump(exclude_unset=True, exclude={"logprobs"}, mode="json")
-    return told | {"prompt": PROMPTS[number], "return_trajectory": True}
 
 
 def trajectory(output: RequestOutput) -> tuple[list[int], list[int], list[float]]:
@@ -86,28 +77,3 @@ def test_two_thousand_requests_in_one_call(tmp_path: Path) -> None:
         found = recomputed(model, outputs[number])
         assert trajectory(outputs[number])[2] == pytest.approx(found, abs=1e-6)
     assert len({tuple(trajectory(output)[0]) for output in outputs}) > 0.9 * COUNT
-
-
-@pytest.mark.long
-def test_two_thousand_requests_over_http(tmp_path: Path) -> None:
-    """As in one call of this process, in whatever order they come and go."""
-    folder = str(save(tmp_path / "model", LLADA, random_weights(LLADA)))
-    settings: dict[str, Any] = {"max_num_seqs": 64, "max_queued_requests": COUNT}
-    limits = httpx2.Limits(max_connections=200)
-    with serve_model(folder, "toy", **settings) as served:
-        wishes = [params(number) for number in range(COUNT)]
-        expected = served.llm.generate(PROMPTS, wishes, use_tqdm=False)
-
-        async def ask_all() -> list[httpx2.Response]:
-            url = f"{served.url}/v1/completions"
-            async with httpx2.AsyncClient(limits=limits, timeout=None) as client:
-                asking = (client.post(url, json=body(number)) for number in range(COUNT))
-                return await asyncio.gather(*asking)
-
-        answers = asyncio.run(ask_all())
-    for answer, output in zip(answers, expected, strict=True):
-        assert answer.status_code == 200, answer.text
-        told = answer.json()["choices"][0]["trajectory"]
-        ids, steps, logprobs = trajectory(output)
-        assert (told["token_ids"], told["steps"]) == (ids, steps)
-        assert told["logprobs"] == pytest.approx(logprobs)

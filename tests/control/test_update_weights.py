@@ -271,11 +271,13 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     lacking = random_weights(LLADA)
     lacking.pop("model.transformer.ln_f.weight")
     short = save(tmp_path / "short", LLADA, lacking)
+    nan = {name: each / 0 for name, each in random_weights(LLADA).items()}
     llm = DiffusionLLM(str(old), quantization="int8", device="cpu")
     before = ids(llm)
     quantize_checkpoint(old, tmp_path / "int8", "int8", progress=False)
     for folder, reason in (
         (tmp_path / "int8", "give unquantized weights"),
+        (save(tmp_path / "nan", LLADA, nan), "is NaN or infinite"),
         (wrong, "config.json differs in rms_norm_eps, rope_theta"),
         (save(tmp_path / "moe", LLADA_MOE, random_weights(LLADA_MOE)), "differs in architectures"),
         (short, "1 missing: model.transformer.ln_f.weight"),

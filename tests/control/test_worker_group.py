@@ -3,18 +3,14 @@
 import asyncio
 import os
 import signal
-from contextlib import suppress
 from typing import Any
 
 import pytest
-from ray.exceptions import RayError
 
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.llm import DiffusionLLM
-from diffray.cluster.control.remote import RemoteEngine
 from tests.helpers.worker_groups import (
     LONG,
-    answer,
     answers,
     automaton_of,
     engine,
@@ -91,38 +87,6 @@ async def test_what_is_killed_or_hangs_costs_a_pause_and_no_token(
     assert [a.ids for a in found] == [a.ids for a in expected]
     for guided_answer in found[2:]:
         assert automaton.follow(0, guided_answer.ids) == automaton.end
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("part", ["rank", "coordinator"])
-async def test_what_is_lost_asleep_comes_back_asleep(part: str) -> None:
-    """And healthy; the request that came meanwhile is answered when the ranks are awake."""
-    asked = prompts("demo", 2)
-    params = wish({"max_tokens": 16})
-    expected = in_process("demo", asked, [params] * 2)
-    async with engine(ranks=2) as running:
-        first = await answer(running, 0, asked[0], params)
-        await running.sleep(2)
-        pids = await running.pids()
-        os.kill(pids[-1 if part == "rank" else 0], signal.SIGKILL)
-        second = asyncio.create_task(answer(running, 1, asked[1], params))
-        while not await replaced(running, pids):
-            await running.check_health()
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(0.5)
-        assert (await running.load()).sleep_level == 2 and not second.done()
-        await running.check_health()
-        await running.sleep(0)
-        assert [first.ids, (await second).ids] == [a.ids for a in expected]
-
-
-async def replaced(running: RemoteEngine, pids: list[int]) -> bool:
-    """Return whether all ranks are others than before, and a request waits for them."""
-    with suppress(EngineFailed, RayError):
-        now = await running.pids()
-        waiting = (await running.load()).waiting
-        return len(now) == len(pids) and not {*now[1:]} & {*pids} and waiting == 1
-    return False
 
 
 async def test_a_missing_checkpoint_is_reported_in_one_sentence() -> None:

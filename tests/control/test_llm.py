@@ -15,6 +15,7 @@ from diffray.components.sequence import Sequence
 from tests.helpers.byte_tokenizer import byte_tokenizer
 from tests.helpers.living import living, only_new
 from tests.helpers.paths import GOLDEN
+from tests.helpers.tiny_checkpoints import full_forward
 
 LLADA = GOLDEN / "llada"
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -148,18 +149,27 @@ def test_a_stream_is_what_generate_returns_in_pieces(
         assert own[-1].finish_reason == choice.finish_reason
 
 
-def test_logprobs_and_rankings_on_request(llm: DiffusionLLM) -> None:
-    params = SamplingParams(max_tokens=24, logprobs=True, top_logprobs=4, ignore_eos=True)
-    choice = llm.generate([1, 2], params)[0].outputs[0]
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logprobs_and_rankings_are_those_of_a_forward_over_the_canvas_of_each_step(
+    llm: DiffusionLLM, temperature: float
+) -> None:
+    asked: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "logprobs": True, "seed": 4}
+    asked |= {"temperature": temperature, "diffusion": {"cache": {"kind": "none"}}}
+    choice = llm.generate([1, 2], **asked, top_logprobs=4)[0].outputs[0]
     assert choice.top_logprobs is not None and choice.logprobs is not None
-    assert len(choice.logprobs) == len(choice.steps) == 24
+    assert len(choice.logprobs) == len(choice.tokens) == len(choice.steps) == 24
     assert sorted(set(choice.steps)) == list(range(choice.forwards))
-    assert len(choice.tokens) == 24 and max(choice.steps) + 1 == choice.forwards
     assert choice.cumulative_logprob == sum(choice.logprobs)
-    assert [len(top) for top in choice.top_logprobs] == [4] * 24
-    assert [top[0][0] for top in choice.top_logprobs] == choice.token_ids
-    assert [top[0][1] for top in choice.top_logprobs] == pytest.approx(choice.logprobs, abs=1e-6)
-    bare = llm.generate([1, 2], params.model_copy(update={"top_logprobs": 0}))[0].outputs[0]
+    written = [*zip(choice.token_ids, choice.steps, strict=True)]
+    for at, (token, now) in enumerate(written):
+        canvas = [1, 2, *(each if step < now else 510 for each, step in written)]
+        logprobs_V = full_forward(llm.engine.model, canvas)[2 + at].log_softmax(-1)
+        assert choice.logprobs[at] == pytest.approx(float(logprobs_V[token]), abs=1e-6)
+        best = logprobs_V.topk(4)
+        assert [each for each, _ in choice.top_logprobs[at]] == best.indices.tolist()
+        told = [logprob for _, logprob in choice.top_logprobs[at]]
+        assert told == pytest.approx(best.values.tolist(), abs=1e-6)
+    bare = llm.generate([1, 2], **asked)[0].outputs[0]
     assert bare.top_logprobs is None
     assert bare.token_ids == choice.token_ids
 

@@ -71,40 +71,39 @@ def test_one_prompt_or_many_in_their_order(llm: DiffusionLLM) -> None:
     assert llm.generate([], SHORT) == []
 
 
-def forms(llm: DiffusionLLM) -> dict[str, Any]:
-    """Return the same two prompts in every form."""
-    tokenizer, texts = llm.get_tokenizer(), ["one", "prompt"]
-    first, second = (tokenizer(text)["input_ids"] for text in texts)
-    padded = torch.tensor([[0] * 3 + first, second])
-    mask = torch.tensor([[0] * 3 + [1] * 3, [1] * 6])
-    return {
-        "texts": texts,
-        "lists": [first, second],
-        "tuples": (tuple(first), tuple(second)),
-        "tensors": [torch.tensor(first), torch.tensor(second)],
-        "arrays": [np.array(first, dtype=np.int32), np.array(second)],
-        "scalars": [list(torch.tensor(first)), list(np.array(second))],
-        "rows": [torch.tensor([first]), torch.tensor([second])],
-        "encoding of both": tokenizer(texts),
-        "encodings": [tokenizer(text, return_tensors="pt") for text in texts],
-        "padded": {"input_ids": padded, "attention_mask": mask},
-        "vllm's": [{"prompt": texts[0]}, {"prompt_token_ids": second}],
-    }
+FAST, TEXTS = byte_tokenizer().fast, ["one", "prompt"]
+ONE, TWO = (FAST(text)["input_ids"] for text in TEXTS)
+PADDED = torch.tensor([[0] * 3 + ONE, TWO])
+MASK = torch.tensor([[0] * 3 + [1] * 3, [1] * 6])
 
 
-def test_prompts_may_be_tensors_and_what_a_tokenizer_returns(llm: DiffusionLLM) -> None:
-    expected = llm.generate(["one", "prompt"], SHORT)
-    assert [len(each.prompt_token_ids) for each in expected] == [3, 6]
-    for name, prompts in forms(llm).items():
-        found = llm.generate(prompts, SHORT)
-        pairs = zip(found, expected, strict=True)
-        assert all(a.prompt_token_ids == b.prompt_token_ids for a, b in pairs), name
-        assert ids(found) == ids(expected), name
-    one = forms(llm)["tensors"][0]
-    assert ids(llm.generate(one, SHORT)) == ids(expected[:1])
-    for single in (one, one[None], llm.get_tokenizer()("one"), {"prompt": "one"}):
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        TEXTS,
+        [ONE, TWO],
+        (tuple(ONE), tuple(TWO)),
+        [torch.tensor(ONE), torch.tensor([TWO])],
+        [np.array(ONE, dtype=np.int32), list(np.array(TWO))],
+        [list(torch.tensor(ONE)), np.array([TWO])],
+        FAST(TEXTS),
+        [FAST(text, return_tensors="pt") for text in TEXTS],
+        {"input_ids": PADDED, "attention_mask": MASK},
+        [{"prompt": TEXTS[0]}, {"prompt_token_ids": TWO}],
+    ],
+)
+def test_prompts_may_be_tensors_and_what_a_tokenizer_returns(
+    llm: DiffusionLLM, prompts: Any
+) -> None:
+    found = llm.generate(prompts, SHORT)
+    assert [each.prompt_token_ids for each in found] == [ONE, TWO]
+
+
+def test_a_single_prompt_may_have_these_forms_too(llm: DiffusionLLM) -> None:
+    (expected,) = ids(llm.generate(torch.tensor(ONE), SHORT))
+    for single in (torch.tensor(ONE), torch.tensor([ONE]), FAST("one"), {"prompt": "one"}):
         streamed = [token for delta in llm.stream(single, SHORT) for token in delta.token_ids]
-        assert streamed == ids(expected)[0]
+        assert streamed == expected
     matrix = torch.tensor([[1, 2], [3, 4]])
     assert [each.prompt_token_ids for each in llm.generate(matrix, SHORT)] == matrix.tolist()
 
@@ -215,16 +214,12 @@ def test_a_temperature_that_is_next_to_none_is_none() -> None:
 
 def test_infill_writes_between(llm: DiffusionLLM) -> None:
     params = SamplingParams(max_tokens=20, ignore_eos=True)
-    (text,) = llm.infill("before ", " after", params)
-    assert llm.tokenizer is not None
-    before, after = (llm.tokenizer.encode(part, False) for part in ("before ", " after"))
-    (expected,) = ids([text])
-    assert text.prompt == "before " and len(expected) == 20
-    assert ids(llm.infill(before, after, params)) == [expected]
-    assert ids(llm.generate(before, params)) != [expected]
+    before, after = (FAST(part)["input_ids"] for part in ("before ", " after"))
     two = llm.infill(["before ", ""], [" after", "the end"], params.model_copy(update={"n": 2}))
-    assert [len(out.outputs) for out in two] == [2, 2]
-    assert ids(two)[0] == expected
+    assert [len(out.outputs) for out in two] == [2, 2] and two[0].prompt == "before "
+    expected = ids(two)[0]
+    assert len(expected) == 20
+    assert ids(llm.infill(before, after, params)) == [expected] != ids(llm.generate(before, params))
 
 
 def test_chat_uses_the_template_as_transformers_does(llm: DiffusionLLM) -> None:

@@ -14,7 +14,6 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.workers.output import RequestOutput
-from tests.helpers.adapters import adapter_of
 from tests.helpers.shared import CPUS
 
 pytestmark = pytest.mark.slow
@@ -44,7 +43,7 @@ def one() -> Iterator[DiffusionLLM]:
 
 @pytest.fixture(scope="module")
 def two(four_processors: None) -> Iterator[DiffusionLLM]:
-    with DiffusionLLM("demo", tensor_parallel_size=2, **FORMS) as llm:
+    with DiffusionLLM("demo", tensor_parallel_size=2, expert_parallel=True, **FORMS) as llm:
         yield llm
 
 
@@ -53,7 +52,17 @@ def tokens(outputs: list[RequestOutput]) -> list[list[tuple[list[int], list[int]
 
 
 def test_two_ranks_answer_as_one_does(one: DiffusionLLM, two: DiffusionLLM) -> None:
-    assert tokens(two.chat(MESSAGES, PARAMS)) == tokens(one.chat(MESSAGES, PARAMS))
+    wishes = [
+        *[PARAMS] * 4,
+        SamplingParams(max_tokens=33, temperature=1.0, top_k=7, top_p=0.9, seed=6, ignore_eos=True),
+        SamplingParams(max_tokens=64, diffusion={"decoder": {"kind": "credit"}}, logprobs=True),
+        SamplingParams(max_tokens=48, diffusion={"cfg_scale": 0.5}, logprobs=True),
+    ]
+    found, expected = (llm.chat(MESSAGES, wishes) for llm in (two, one))
+    assert tokens(found) == tokens(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.outputs[0].finish_reason == theirs.outputs[0].finish_reason
+        assert ours.outputs[0].logprobs == pytest.approx(theirs.outputs[0].logprobs, abs=1e-6)
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     calls: list[Callable[[DiffusionLLM], list[RequestOutput]]] = [
         lambda llm: llm.infill("Tom has ", " pens.", max_tokens=6, ignore_eos=True),
@@ -114,21 +123,6 @@ def test_two_ranks_sleep_and_wake(two: DiffusionLLM) -> None:
     two.wake_up()
     assert not two.is_sleeping
     assert tokens(two.chat(MESSAGES[:2], PARAMS)) == before
-
-
-@pytest.mark.long
-def test_adapters_are_loaded_where_a_request_needs_them(
-    one: DiffusionLLM, two: DiffusionLLM, tmp_path: Path
-) -> None:
-    adapter = adapter_of("demo", tmp_path / "mine", rank=8, lora_alpha=64)
-    asked = MESSAGES[:4]
-    plain = tokens(one.chat(asked, PARAMS))
-    for llm in (one, two):
-        llm.adapters.load("mine", adapter)
-    mixed = [PARAMS.model_copy(update={"lora": ("", "mine")[n % 2]}) for n in range(len(asked))]
-    found = tokens(two.chat(asked, mixed))
-    assert found == tokens(one.chat(asked, mixed))
-    assert found[::2] == plain[::2] and found[1::2] != plain[1::2]
 
 
 def test_what_cannot_run_is_one_sentence(

@@ -103,32 +103,6 @@ async def test_a_broken_engine_tells_everyone() -> None:
     engine.close()
 
 
-EDIT = SamplingParams(
-    max_tokens=64,
-    ignore_eos=True,
-    temperature=1.0,
-    seed=5,
-    diffusion={"block_length": 32, "decoder": {"kind": "edit", "threshold": 1.0}},
-)
-
-
-@pytest.mark.parametrize(("params", "time_slice"), [(LONG, 8), (EDIT, 2)])
-async def test_a_long_request_gives_way_here_as_behind_a_coordinator(
-    params: SamplingParams, time_slice: int
-) -> None:
-    """Also before it has reported a token, as under `edit`, which reports whole blocks."""
-    long, short = Request(1, (1, 2), params), Request(2, (3, 4), SHORT)
-    inner = toy_engine(ToyModel(), num_slots=1)
-    with LocalEngine(inner, EngineConfig(time_slice=time_slice)) as engine:
-        first = asyncio.ensure_future(finish(engine, long))
-        while not (await engine.load()).rounds:
-            await asyncio.sleep(0)
-        await finish(engine, short)
-        assert not first.done()
-        assert ids_of(await first) == run(toy_engine(ToyModel()), [long])[1]
-        assert (await engine.load()).preemptions
-
-
 @pytest.mark.parametrize(("same", "together"), [(True, 4), (False, 1)])
 async def test_pages_of_a_shared_prefix_are_counted_once(same: bool, together: int) -> None:
     """25 pages: 20 of the prompt, and one for each request's own block."""
@@ -157,7 +131,8 @@ async def test_forwards_never_fall_where_a_request_gives_way_before_its_first_to
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The best tokens come first at the right, so none is final before the whole block is.
-    inner = toy_engine(ScriptedModel(lambda position: {1: 5.0 + position}), num_slots=2)
+    model = ScriptedModel(lambda position: {1 + position % 9: 5.0 + position})
+    inner = toy_engine(model, num_slots=2)
 
     def asks(uid: int, length: int) -> Request:
         policy = {"block_length": length, "decoder": {"kind": "fixed", "steps": length}}
@@ -174,8 +149,10 @@ async def test_forwards_never_fall_where_a_request_gives_way_before_its_first_to
     with LocalEngine(inner, EngineConfig(time_slice=1, steps_per_round=1)) as engine:
         asked = [asks(0, 32), *(asks(uid, 16) for uid in range(1, 5))]
         answers = await asyncio.gather(*(finish(engine, request) for request in asked))
+        assert (await engine.load()).preemptions
     assert max(admitted.values()) > 1, "a request gave way and was resumed"
-    for updates in answers:
+    for request, updates in zip(asked, answers, strict=True):
+        assert ids_of(updates) == run(toy_engine(model), [request])[request.uid]
         forwards = [update.forwards for update in updates]
         assert forwards == sorted(forwards)
         assert updates[-1].finish_reason == "length"

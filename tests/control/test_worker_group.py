@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from typing import Any
 
 import pytest
 
@@ -21,34 +20,6 @@ from tests.helpers.worker_groups import (
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
-
-WISHES: list[dict[str, Any]] = [
-    {"max_tokens": 64},
-    {"max_tokens": 40, "temperature": 0.8, "seed": 5},
-    {"max_tokens": 33, "temperature": 1.0, "top_k": 7, "top_p": 0.9, "seed": 6, "ignore_eos": True},
-    {"max_tokens": 64, "diffusion": {"decoder": {"kind": "credit"}, "block_length": 16}},
-    {"max_tokens": 48, "diffusion": {"cfg_scale": 0.5}, "logprobs": True},
-]
-
-
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [
-        ("demo", {"ranks": 2, "expert_parallel": True, "rounds_in_flight": 1}),
-        pytest.param("demo", {"ranks": 4, "steps_per_round": 3}, marks=pytest.mark.long),
-        ("demo-llada2", {"ranks": 2, "steps_per_round": 2}),
-    ],
-)
-async def test_ranks_give_the_tokens_of_one_process(model: str, options: dict[str, Any]) -> None:
-    asked = prompts(model, len(WISHES))
-    params = [wish(each) for each in WISHES]
-    expected = in_process(model, asked, params)
-    async with engine(model, max_num_seqs=3, **options) as running:
-        found = await asyncio.gather(*answers(running, asked, params))
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.ids == theirs.ids
-        assert ours.finish_reason == theirs.finish_reason
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-6)
 
 
 @pytest.mark.parametrize(

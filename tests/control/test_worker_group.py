@@ -3,11 +3,11 @@
 import asyncio
 import os
 import signal
+from typing import Any
 
 import pytest
 
 from diffray.cluster.control.engine_client import EngineFailed
-from diffray.cluster.control.llm import DiffusionLLM
 from tests.helpers.worker_groups import (
     LONG,
     answers,
@@ -41,7 +41,7 @@ async def test_what_is_killed_or_hangs_costs_a_pause_and_no_token(
     grammars = [b"", b"", *[automaton.to_bytes()] * 2]
     asked = prompts("demo", 4)
     expected = in_process("demo", asked, params, grammars)
-    options = {"heartbeat_timeout_s": 3, "round_timeout_s": 600} if hangs else {}
+    options: dict[str, Any] = {"heartbeat_timeout_s": 3, "round_timeout_s": 600} if hangs else {}
     async with engine(ranks=ranks, rounds_in_flight=2, **options) as running:
         asking = answers(running, asked, params, grammars)
         await under_way(running)
@@ -64,30 +64,3 @@ async def test_a_missing_checkpoint_is_reported_in_one_sentence() -> None:
     with pytest.raises(EngineFailed, match="/no/such/model"):
         async with engine("/no/such/model"):
             pass
-
-
-@pytest.mark.long
-async def test_a_killed_rank_takes_the_host_s_prefixes_along_and_no_token() -> None:
-    """Four prompts of 20 pages each, where 40 are."""
-    asked = [[1 + (7 * at + number) % 200 for at in range(320)] for number in range(4)]
-    params = [wish(LONG | {"max_tokens": 48})] * 4
-    expected = in_process("demo-llada2", asked, params)
-    async with engine(
-        "demo-llada2", ranks=2, max_num_seqs=4, max_model_len=448,
-        kv_cache_memory=40 * page_bytes() // 2, swap_space="64MiB",
-    ) as running:  # fmt: skip
-        first = answers(running, asked, params)
-        await under_way(running)
-        os.kill((await running.pids())[-1], signal.SIGKILL)
-        found = await asyncio.gather(*first)
-        found += await asyncio.gather(*answers(running, asked, params, first=4))
-        load = await running.load()
-    assert [a.ids for a in found] == 2 * [a.ids for a in expected]
-    assert load.restarts == 1
-    assert load.prefixes.loaded_bytes > 0 and load.prefixes.host_hits > 0
-
-
-def page_bytes() -> int:
-    with DiffusionLLM("demo-llada2", max_model_len=32) as llm:
-        keys = llm.engine.kv.keys_LSGD
-        return 2 * 16 * keys[:, 0].numel() * 8  # as float64

@@ -19,8 +19,10 @@ from diffray.cluster.control.weight_changes import LOST, InFlight
 from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
 from diffray.components.model_spec import ModelSpec
 from diffray.workers.limits import Limits
-from diffray.workers.messages import Change, Footprint, RankPlace, Reply, Round
+from diffray.workers.messages import Change, Footprint, RankPlace, Reply, Round, WireRequest
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
+
+ONE = Footprint(1, 1)
 
 
 class FakeGang:
@@ -68,89 +70,86 @@ class FakeGang:
         pass
 
 
-class World:
-    """What happens to worker groups, and the news that came of it."""
+class World(Coordinator):
+    """A coordinator, what happens to its worker groups, and the news that came of it."""
 
     def __init__(self, **options: Any) -> None:
         self.starts: list[float] = []
         self.loads, self.broken = asyncio.Event(), False
         self.loads.set()
-        self.need: dict[int, int] = {uid: 1 for uid in range(100)}
+        self.need: dict[int, int] = {}
         self.poison: dict[int, int] = {}
         self.refusals: list[str] = []  # of new weights
         self.wrote: dict[int, list[str]] = {}  # on which weights, by request
         self.news: list[Event] = []
         group: Any = None
-        self.coordinator = Coordinator(
-            "toy", EngineConfig(**options), group, make_workers=self._make
-        )
+        super().__init__("toy", EngineConfig(**options), group, make_workers=self.make)
 
-    def _make(self, *_: Any) -> Any:
+    def make(self, *_: Any) -> Any:
         return FakeGang(self)
 
     @property
-    def workers(self) -> FakeGang:
-        assert isinstance(self.coordinator.workers, FakeGang)
-        return self.coordinator.workers
+    def gang(self) -> FakeGang:
+        assert isinstance(self.workers, FakeGang)
+        return self.workers
 
     async def ask(self, uid: int, max_tokens: int, deadline: float | None = None) -> None:
-        assert (
-            await self.coordinator.submit(asked(uid, max_tokens), Footprint(1, 1), 0, deadline)
-            is None
-        )
+        assert await self.submit(asked(uid, max_tokens), ONE, 0, deadline) is None
 
     async def some_rounds(self) -> None:
         """Wait until these ranks have answered a few rounds."""
-        enough = self.coordinator.driver.rounds + 8
-        while self.coordinator.driver.rounds < enough:
-            await asyncio.sleep(0.001)
+        enough = self.driver.rounds + 8
+        await until(lambda: self.driver.rounds >= enough)
 
     async def started(self, number: int) -> None:
-        """Wait until so many worker groups have been started, this one among them."""
-        async with asyncio.timeout(60):
-            while len(self.starts) < number:
-                await asyncio.sleep(0.001)
+        """Wait until so many worker groups have been started, the first one among them."""
+        await until(lambda: len(self.starts) >= number)
 
-    async def until(self, enough: Callable[[list[Event]], bool]) -> None:
+    async def finished(self, *uids: int) -> None:
+        """Wait until these requests have had their last event."""
         number = 0
         async with asyncio.timeout(60):
-            while not enough(self.news):
-                number, events = await self.coordinator.listen(number, 0.1)
+            while not {event.uid for event in self.news if event.ends} >= {*uids}:
+                number, events = await self.listen(number, 0.1)
                 self.news += decode_events(events)
 
     def tokens(self, uid: int) -> list[int]:
         return ids_of(uid, self.news)
 
 
-def finished(*uids: int) -> Callable[[list[Event]], bool]:
-    def enough(news: list[Event]) -> bool:
-        return {event.uid for event in news if event.ends} >= set(uids)
-
-    return enough
+async def until(enough: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not enough():
+            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
 async def world_of(**options: Any) -> AsyncIterator[World]:
     world = World(**options)
-    await world.coordinator.start()
+    await world.start()
     try:
         yield world
     finally:
-        await world.coordinator.stop(0)
+        await world.stop(0)
 
 
 async def test_losses_cost_no_token_and_no_backoff_while_the_ranks_work() -> None:
+    """And a loss while nothing runs is mended before the next request comes."""
     async with world_of() as world:
         for uid in range(6):
             await world.ask(uid, 60)
         for _ in range(4):
             await world.some_rounds()
-            world.workers.kill()
-        await world.until(finished(*range(6)))
+            world.gang.kill()
+        await world.finished(*range(6))
         for uid in range(6):
             assert world.tokens(uid) == list(range(1, 61))
         assert len(world.starts) == 5
-        assert (await world.coordinator.load()).restarts == 4
+        world.gang.kill()
+        await world.started(6)
+        await world.ask(6, 3)
+        await world.finished(6)
+        assert (await world.load()).restarts == 5
 
 
 async def test_the_request_that_ends_the_ranks_fails_and_the_others_do_not() -> None:
@@ -158,22 +157,12 @@ async def test_the_request_that_ends_the_ranks_fails_and_the_others_do_not() -> 
         world.poison[2] = 0
         for uid in range(5):
             await world.ask(uid, 60)
-        await world.until(finished(*range(5)))
+        await world.finished(*range(5))
         assert [event.uid for event in world.news if event.kind == Kind.POISON] == [2]
         for uid in {0, 1, 3, 4}:
             assert world.tokens(uid) == list(range(1, 61))
-        refusal = await world.coordinator.submit(asked(9, 60, like=2), Footprint(1, 1), 0, None)
+        refusal = await world.submit(asked(9, 60, like=2), ONE, 0, None)
         assert refusal is not None and refusal.error is Poisonous
-
-
-async def test_an_idle_loss_is_mended_before_the_next_request_comes() -> None:
-    async with world_of() as world:
-        await world.ask(0, 3)
-        await world.until(finished(0))
-        world.workers.kill()
-        await world.started(2)
-        await world.ask(1, 3)
-        await world.until(finished(0, 1))
 
 
 async def test_deadlines_hold_while_the_ranks_are_being_started() -> None:
@@ -181,8 +170,9 @@ async def test_deadlines_hold_while_the_ranks_are_being_started() -> None:
         await world.ask(0, 10_000, deadline=0.3)
         await world.some_rounds()
         world.loads.clear()
-        world.workers.kill()
-        await world.until(lambda news: Event(Kind.LATE, 0) in news)
+        world.gang.kill()
+        await world.finished(0)
+        assert world.news[-1] == Event(Kind.LATE, 0)
 
 
 async def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -> None:
@@ -190,13 +180,13 @@ async def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -
         await world.ask(0, 10_000)
         await world.some_rounds()
         world.broken = True
-        world.workers.kill()
-        await world.until(finished(0))
+        world.gang.kill()
+        await world.finished(0)
         ended = [event for event in world.news if event.update is None]
         assert [event.kind for event in ended] == [Kind.FAILED, Kind.ENDED]
         reason = ended[0].reason
         assert "3 times" in reason and "no device" in reason
-        refusal = await world.coordinator.submit(asked(1), Footprint(1, 1), 0, None)
+        refusal = await world.submit(asked(1), ONE, 0, None)
         assert refusal == Refusal(EngineFailed, reason)
 
 
@@ -207,18 +197,17 @@ async def test_what_is_new_is_refused_while_a_restart_takes_too_long(
         await world.ask(0, 400)
         await world.some_rounds()
         world.loads.clear()
-        world.workers.kill()
+        world.gang.kill()
         await world.started(2)
         await world.ask(1, 3)
         monkeypatch.setattr(restarts, "_SHORTEST_START_S", 0.0)
-        while not world.coordinator.restarts.overdue(time.monotonic()):
-            await asyncio.sleep(0.001)
-        refusal = await world.coordinator.submit(asked(2), Footprint(1, 1), 0, None)
+        await until(lambda: bool(world.restarts.overdue(time.monotonic())))
+        refusal = await world.submit(asked(2), ONE, 0, None)
         assert refusal is not None and refusal.error is EngineFailed
         assert "not be restarted" in refusal.reason
         await world.ask(1, 3)  # it is known already
         world.loads.set()
-        await world.until(finished(0, 1))
+        await world.finished(0, 1)
         assert len(world.tokens(0)) == 400
         await world.ask(2, 3)
 
@@ -237,6 +226,18 @@ async def test_a_loss_is_not_forgotten_for_a_request_that_comes_meanwhile() -> N
         await idle
 
 
+async def test_pages_of_a_prefix_that_a_running_request_has_are_counted_once() -> None:
+    """Of 40 pages the first takes 35, 30 of them for the prompt, and each other one 5."""
+    async with world_of(page_size=2) as world:
+        world.need |= {0: 35, 1: 5, 2: 5}
+        for uid in range(3):
+            request = WireRequest(uid, (1,) * 60, {"max_tokens": 10**6})
+            assert await world.submit(request, Footprint(35, 35, 2), 0, None) is None
+        await world.some_rounds()
+        load = await world.load()
+        assert (load.running, load.waiting) == (2, 1)
+
+
 # New weights.
 
 
@@ -246,47 +247,45 @@ async def test_a_new_worker_group_gets_the_newest_weights(mode: InFlight) -> Non
     async with world_of() as world:
         await world.ask(1, 40)
         await world.some_rounds()
-        change = asyncio.create_task(world.coordinator.change(Change(1, "a", "/a"), mode))
+        change = asyncio.create_task(world.change(Change(1, "a", "/a"), mode))
         await asyncio.sleep(0)
         await world.ask(2, 60)
         assert await change == ""
         for _ in range(2):
             await world.some_rounds()
-            world.workers.kill()
-            while world.workers.ranks.version != "a" or len(world.starts) < 2:
-                await asyncio.sleep(0.001)
-        await world.until(finished(1, 2))
+            world.gang.kill()
+            await until(lambda: world.gang.ranks.version == "a" and len(world.starts) > 1)
+        await world.finished(1, 2)
         versions = {event.uid: event.update.version for event in world.news if event.update}
         assert versions == {1: "0", 2: "a"}
         assert {*world.wrote[1]} == {"0"} and {*world.wrote[2]} == {"a"}
         assert world.tokens(2) == list(range(1, 61))
-        assert (await world.coordinator.load()).weights_version == "a"
-        assert (await world.coordinator.load()).weight_updates == 1
+        load = await world.load()
+        assert (load.weights_version, load.weight_updates) == ("a", 1)
 
 
 async def test_weights_that_were_lost_with_their_ranks_are_refused() -> None:
     async with world_of() as world:
         await world.ask(1, 30)
         await world.some_rounds()
-        change = asyncio.create_task(world.coordinator.change(Change(1, "a", "/a"), "finish"))
+        change = asyncio.create_task(world.change(Change(1, "a", "/a"), "finish"))
         await asyncio.sleep(0)
-        world.workers.kill()  # while it waits for the request, which goes on
+        world.gang.kill()  # while it waits for the request, which goes on
         assert await change == ""
         assert {*world.wrote[1]} == {"0"} and len(world.tokens(1)) == 0
-        world.refusals = world.workers.ranks.refusals = ["of another shape"]
-        assert await world.coordinator.change(Change(2, "b", "/b"), "finish") == "of another shape"
-        sent = world.workers.send
+        world.refusals = world.gang.ranks.refusals = ["of another shape"]
+        assert await world.change(Change(2, "b", "/b"), "finish") == "of another shape"
+        sent = world.gang.send
 
         def die(order: Any) -> None:
             sent(order)
-            world.workers.kill()
+            world.gang.kill()
 
-        world.workers.send = die  # type: ignore[method-assign]
-        found = await world.coordinator.change(Change(3, "c", "/c"), "finish")
-        assert found == LOST
-        assert (await world.coordinator.load()).weights_version == "a"
+        world.gang.send = die  # type: ignore[method-assign]
+        assert await world.change(Change(3, "c", "/c"), "finish") == LOST
+        assert (await world.load()).weights_version == "a"
         await world.ask(2, 3)
-        await world.until(finished(1, 2))
+        await world.finished(1, 2)
         assert {*world.wrote[2]} == {"a"}
 
 
@@ -294,50 +293,49 @@ async def test_ranks_lost_asleep_come_back_asleep() -> None:
     async with world_of() as world:
         await world.ask(1, 10)
         await world.some_rounds()
-        assert await world.coordinator.change(Change(1, "a", "/a"), "finish") == ""
-        assert await world.coordinator.change(Change(2, level=2), "finish") == ""
+        assert await world.change(Change(1, "a", "/a"), "finish") == ""
+        assert await world.change(Change(2, level=2), "finish") == ""
         assert len(world.wrote[1]) == 10, "what has begun ends first"
         await world.ask(2, 5)
         for _ in range(2):
-            asleep = world.workers
-            world.workers.kill()
-            while world.workers is asleep or world.workers.ranks.level == 0:
-                await asyncio.sleep(0.001)
-        assert world.workers.ranks.version == "a" and 2 not in world.wrote
-        load = await world.coordinator.load()
+            world.gang.kill()
+            world.gang.ranks.level = 0
+            await until(lambda: world.gang.ranks.level > 0)
+        assert world.gang.ranks.version == "a" and 2 not in world.wrote
+        load = await world.load()
         assert (load.sleep_level, load.waiting, load.weight_updates) == (2, 1, 1)
         world.refusals[:] = ["there is no folder"]
-        world.workers.ranks.refusals = world.refusals
-        assert await world.coordinator.change(Change(3, level=0), "finish") == "there is no folder"
-        assert (await world.coordinator.load()).sleep_level == 2
-        assert await world.coordinator.change(Change(4, level=0), "finish") == ""
-        await world.until(finished(2))
+        world.gang.ranks.refusals = world.refusals
+        assert await world.change(Change(3, level=0), "finish") == "there is no folder"
+        assert (await world.load()).sleep_level == 2
+        assert await world.change(Change(4, level=0), "finish") == ""
+        await world.finished(2)
         assert {*world.wrote[2]} == {"a"}
-        assert (await world.coordinator.load()).sleep_level == 0
+        assert (await world.load()).sleep_level == 0
 
 
 async def test_asked_again_weights_are_read_once() -> None:
     async with world_of() as world:
         change = Change(1, "a", "/a")
-        asked = [asyncio.create_task(world.coordinator.change(change, "finish")) for _ in range(3)]
+        asked = [asyncio.create_task(world.change(change, "finish")) for _ in range(3)]
         await asyncio.sleep(0)
         asked[0].cancel()  # who leaves takes the change from nobody
         assert await asyncio.gather(*asked[1:]) == ["", ""]
         assert asked[0].cancelled()
-        assert await world.coordinator.change(change, "finish") == ""
-        assert (await world.coordinator.load()).weight_updates == 1
+        assert await world.change(change, "finish") == ""
+        assert (await world.load()).weight_updates == 1
 
 
-async def test_a_new_coordinator_begins_with_the_weights_it_is_given() -> None:
+async def test_a_new_coordinator_begins_with_the_weights_and_sleep_it_is_given() -> None:
     async with world_of() as world:
         group: Any = None
-        weights = Change(7, "g", "/g")
-        other = Coordinator(
-            "toy", world.coordinator.config, group, None, weights, make_workers=world._make
-        )
+        weights = Change(7, "g", "/g", level=2)
+        other = Coordinator("toy", world.config, group, None, weights, make_workers=world.make)
         await other.start()
-        assert await other.submit(asked(5, 3), Footprint(1, 1), 0, None) is None
-        while 5 not in world.wrote:
-            await asyncio.sleep(0.001)
+        assert await other.submit(asked(5, 3), ONE, 0, None) is None
+        await until(lambda: isinstance(other.workers, FakeGang) and other.workers.ranks.level > 0)
+        assert (await other.load()).sleep_level == 2 and 5 not in world.wrote
+        assert await other.change(Change(8, level=0), "finish") == ""
+        await until(lambda: 5 in world.wrote)
         assert {*world.wrote[5]} == {"g"}
         await other.stop(0)

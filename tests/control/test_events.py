@@ -2,7 +2,7 @@
 
 import asyncio
 
-from diffray.cluster.control.events import NO_REQUEST, PIECES, Bulletin, Event, Kind
+from diffray.cluster.control.events import PIECES, Bulletin, Event, Kind
 from diffray.cluster.control.open_requests import Mailbox
 from diffray.workers.messages import Progress, Update
 
@@ -13,20 +13,15 @@ def update(uid: int, token: int, reason: str | None = None) -> Event:
     return Event(Kind.UPDATE, uid, news)
 
 
-def test_a_slow_reader_gets_all_tokens_in_few_pieces() -> None:
-    async def run() -> list[Event]:
-        mailbox = Mailbox()
-        for token in range(10 * PIECES):
-            mailbox.put(update(7, token, reason="stop" if token == 10 * PIECES - 1 else None))
-        found = [await mailbox.get()]
-        while not found[-1].ends:
-            found.append(await mailbox.get())
-        return found
-
-    pieces = [event.update for event in asyncio.run(run()) if event.update]
-    assert len(pieces) == PIECES
-    assert [token for piece in pieces for token in piece.ids] == list(range(10 * PIECES))
-    last, number = pieces[-1], 10 * PIECES - 1
+async def test_a_slow_reader_gets_all_tokens_in_few_pieces() -> None:
+    mailbox, number = Mailbox(), 10 * PIECES - 1
+    for token in range(number + 1):
+        mailbox.put(update(7, token, reason="stop" if token == number else None))
+    pieces = [
+        event.update for event in [await mailbox.get() for _ in range(PIECES)] if event.update
+    ]
+    assert [token for piece in pieces for token in piece.ids] == list(range(number + 1))
+    last = pieces[-1]
     assert len(last.steps) == len(last.logprobs) == len(last.ids)
     assert last.finish_reason == "stop" and (last.forwards, last.progress) == (number, (0, number))
     assert last.canvas == [number], "of canvases the last is enough"
@@ -51,12 +46,3 @@ async def test_an_earlier_waiter_takes_no_events_from_the_current_one() -> None:
     await asyncio.sleep(0)
     bulletin.put(update(1, 5))
     assert await lost == await again == (1, [update(1, 5)])
-
-
-async def test_the_end_comes_after_all_news() -> None:
-    bulletin = Bulletin()
-    bulletin.put(update(3, 1))
-    bulletin.put(update(4, 1))
-    bulletin.put(end := Event(Kind.ENDED, NO_REQUEST, reason="why"))
-    _, news = await bulletin.after(0, 1)
-    assert news == [update(3, 1), update(4, 1), end]

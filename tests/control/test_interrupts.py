@@ -85,8 +85,11 @@ def test_after_an_interrupt_anywhere_the_next_call_works(llm: DiffusionLLM, plac
         assert llm.engine.idle and llm.engine.kv.num_free == pages and slots.num_free == 2, at
 
 
-def test_an_interrupt_after_an_answer_has_ended_doubles_no_token(llm: DiffusionLLM) -> None:
-    """Blocks of 4: the round has looked at tokens of the answer before it ends in it."""
+@pytest.mark.parametrize("in_round", [True, False])
+def test_a_stream_goes_on_after_another_call_was_interrupted(
+    llm: DiffusionLLM, in_round: bool
+) -> None:
+    """In a round that has looked at tokens of the stream before it ended there, or after one."""
     short, long = (
         SamplingParams(max_tokens=most, ignore_eos=True, diffusion={"block_length": 4})
         for most in (24, 48)
@@ -94,35 +97,19 @@ def test_an_interrupt_after_an_answer_has_ended_doubles_no_token(llm: DiffusionL
     alone = [token for delta in llm.stream(PROMPTS[0], short) for token in delta.token_ids]
     stream = llm.stream(PROMPTS[0], short)
     found = list(next(stream).token_ids)
-    ended: list[int] = []
-    release = llm.engine._release
+    step = "_release" if in_round else "run"
+    own, ended = getattr(llm.engine, step), list[Any]()
 
-    def once(sequence: Any) -> None:
-        release(sequence)
+    def once(*args: Any) -> Any:
+        result = own(*args)
         if not ended:
-            ended.append(sequence.params.max_tokens)
+            ended.append(args[0])
             raise KeyboardInterrupt
+        return result
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(llm.engine, "_release", once)
+        patch.setattr(llm.engine, step, once)
         llm.generate(PROMPTS[1], long)
-    assert ended == [24]
-    found += [token for delta in stream for token in delta.token_ids]
-    assert found == alone
-
-
-def test_a_stream_goes_on_after_another_call_was_interrupted(llm: DiffusionLLM) -> None:
-    alone = [token for delta in llm.stream([1, 2, 3], PARAMS) for token in delta.token_ids]
-    stream = llm.stream([1, 2, 3], PARAMS)
-    found = list(next(stream).token_ids)
-    run = llm.engine.run
-
-    def interrupted(*args: Any) -> Any:
-        run(*args)
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(llm.engine, "run", interrupted)
-        llm.generate([4, 5], PARAMS)
+    assert not in_round or ended[0].params.max_tokens == 24
     found += [token for delta in stream for token in delta.token_ids]
     assert found == alone

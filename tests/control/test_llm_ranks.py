@@ -1,7 +1,6 @@
 """DiffusionLLM on several ranks of a Ray: the tokens of one process, and no end of calls."""
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,6 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.workers.output import RequestOutput
-from tests.helpers.adapters import adapter_of
 from tests.helpers.shared import CPUS
 
 pytestmark = pytest.mark.slow
@@ -45,7 +43,7 @@ def one() -> Iterator[DiffusionLLM]:
 
 @pytest.fixture(scope="module")
 def two(four_processors: None) -> Iterator[DiffusionLLM]:
-    with DiffusionLLM("demo", tensor_parallel_size=2, **FORMS) as llm:
+    with DiffusionLLM("demo", tensor_parallel_size=2, expert_parallel=True, **FORMS) as llm:
         yield llm
 
 
@@ -53,16 +51,18 @@ def tokens(outputs: list[RequestOutput]) -> list[list[tuple[list[int], list[int]
     return [[(c.token_ids, c.steps, c.text) for c in output.outputs] for output in outputs]
 
 
-@pytest.mark.long
-def test_one_follows_another() -> None:
-    """The first test: there is no room for it beside the model that the others use."""
-    for _ in range(2):
-        with DiffusionLLM("demo", tensor_parallel_size=2, **FORMS) as llm:
-            assert llm.generate("Tom", max_tokens=4)[0].finished
-
-
 def test_two_ranks_answer_as_one_does(one: DiffusionLLM, two: DiffusionLLM) -> None:
-    assert tokens(two.chat(MESSAGES, PARAMS)) == tokens(one.chat(MESSAGES, PARAMS))
+    wishes = [
+        *[PARAMS] * 4,
+        SamplingParams(max_tokens=33, temperature=1.0, top_k=7, top_p=0.9, seed=6, ignore_eos=True),
+        SamplingParams(max_tokens=64, diffusion={"decoder": {"kind": "credit"}}, logprobs=True),
+        SamplingParams(max_tokens=48, diffusion={"cfg_scale": 0.5}, logprobs=True),
+    ]
+    found, expected = (llm.chat(MESSAGES, wishes) for llm in (two, one))
+    assert tokens(found) == tokens(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.outputs[0].finish_reason == theirs.outputs[0].finish_reason
+        assert ours.outputs[0].logprobs == pytest.approx(theirs.outputs[0].logprobs, abs=1e-6)
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     calls: list[Callable[[DiffusionLLM], list[RequestOutput]]] = [
         lambda llm: llm.infill("Tom has ", " pens.", max_tokens=6, ignore_eos=True),
@@ -113,10 +113,9 @@ def test_what_was_left_or_interrupted_is_cancelled(
     assert output.completion_tokens == 4
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_two_ranks_sleep_and_wake(two: DiffusionLLM, level: int) -> None:
+def test_two_ranks_sleep_and_wake(two: DiffusionLLM) -> None:
     before = tokens(two.chat(MESSAGES[:2], PARAMS))
-    two.sleep(level)
+    two.sleep(2)
     assert two.is_sleeping
     with pytest.raises(ValueError, match="the model is asleep; wake it up first"):
         two.chat(MESSAGES[:2], PARAMS)
@@ -126,43 +125,17 @@ def test_two_ranks_sleep_and_wake(two: DiffusionLLM, level: int) -> None:
     assert tokens(two.chat(MESSAGES[:2], PARAMS)) == before
 
 
-@pytest.mark.long
-def test_adapters_are_loaded_where_a_request_needs_them(
-    one: DiffusionLLM, two: DiffusionLLM, tmp_path: Path
-) -> None:
-    adapter = adapter_of("demo", tmp_path / "mine", rank=8, lora_alpha=64)
-    asked = MESSAGES[:4]
-    plain = tokens(one.chat(asked, PARAMS))
-    for llm in (one, two):
-        llm.adapters.load("mine", adapter)
-    mixed = [PARAMS.model_copy(update={"lora": ("", "mine")[n % 2]}) for n in range(len(asked))]
-    found = tokens(two.chat(asked, mixed))
-    assert found == tokens(one.chat(asked, mixed))
-    assert found[::2] == plain[::2] and found[1::2] != plain[1::2]
-    shutil.rmtree(adapter)
-    two.adapters.unload("mine")
-    assert tokens(two.chat(asked, mixed[:1] * len(asked))) == plain
-    with pytest.raises(ValueError, match="no adapter 'mine' is loaded"):
-        two.chat(asked, mixed)
-
-
-def test_it_says_what_it_is_and_where_its_engine_is(two: DiffusionLLM) -> None:
-    assert repr(two) == "DiffusionLLM('demo', tensor_parallel_size=2)"
-    assert two.limits.max_num_seqs == 4
-    with pytest.raises(ValueError, match="the engine runs in 2 other processes; use limits"):
-        _ = two.engine
-
-
 def test_what_cannot_run_is_one_sentence(
     two: DiffusionLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diffray.cluster.control.ranks._ROOM_S", 1.0)
     with pytest.raises(ValueError, match=r"needs 3 CPU, and Ray has 1 CPU free; shut down"):
         DiffusionLLM("demo", tensor_parallel_size=2)
-    with pytest.raises(ValueError, match="/no/such/model"):
-        DiffusionLLM("/no/such/model", tensor_parallel_size=2)
     with pytest.raises(ValueError, match="the prompt is empty"):
         two.generate([[]])
+    assert repr(two) == "DiffusionLLM('demo', tensor_parallel_size=2)"
+    with pytest.raises(ValueError, match="the engine runs in 2 other processes; use limits"):
+        _ = two.engine
 
 
 def test_shutting_down_frees_the_ranks(two: DiffusionLLM) -> None:

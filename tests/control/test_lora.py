@@ -50,13 +50,24 @@ def asked(name: str, number: int = 0) -> SamplingParams:
     return SamplingParams(max_tokens=12, ignore_eos=True, lora=name, seed=number)
 
 
-def answers(model: Path, asks: list[tuple[list[int], SamplingParams]], **options: Any) -> list[Any]:
-    with DiffusionLLM(str(model), **OPTIONS, **options) as llm:
+Asked = list[tuple[list[int], SamplingParams]]
+
+
+def load(model: Path, **options: Any) -> DiffusionLLM:
+    return DiffusionLLM(str(model), **(OPTIONS | options))
+
+
+def answers(model: Path, asks: Asked, **options: Any) -> list[Any]:
+    with load(model, **options) as llm:
         several = llm.generate([each for each, _ in asks], [params for _, params in asks])
         return [output.outputs[0].token_ids for output in several]
 
 
-def by_merged_weights(story: Story, asks: list[tuple[list[int], SamplingParams]]) -> list[Any]:
+def adapted(story: Story, asks: Asked, **options: Any) -> list[Any]:
+    return answers(story.base, asks, lora_modules=story.adapters, **options)
+
+
+def by_merged_weights(story: Story, asks: Asked) -> list[Any]:
     found = []
     for prompt, params in asks:
         plain = params.model_copy(update={"lora": ""})
@@ -73,11 +84,10 @@ def test_mixed_in_a_batch_each_is_answered_as_by_merged_weights(
     names = ["", *story.adapters]
     asks = [(p, asked(names[n % 4], n)) for n, p in enumerate(prompts())]
     expected = by_merged_weights(story, asks)
-    assert answers(story.base, asks, lora_modules=story.adapters) == expected
-    plain = [(prompt, asked("")) for prompt, _ in asks]
-    assert expected != answers(story.base, plain)
+    assert adapted(story, asks) == expected
+    assert expected != answers(story.base, [(prompt, asked("")) for prompt, _ in asks])
     for one, own in zip(asks, expected, strict=True):
-        assert answers(story.base, [one], lora_modules=story.adapters) == [own]
+        assert adapted(story, [one]) == [own]
 
 
 def test_k_v_are_shared_among_requests_of_one_adapter_alone(tmp_path: Path) -> None:
@@ -86,12 +96,12 @@ def test_k_v_are_shared_among_requests_of_one_adapter_alone(tmp_path: Path) -> N
     prompt = prompts()[-1]
     asks = [(prompt, asked(name)) for name in ("a0", "", "a1", "a0", "a1", "")]
     expected = by_merged_weights(story, asks)
-    options = OPTIONS | {"lora_modules": story.adapters, "page_size": 4}
-    with DiffusionLLM(str(story.base), **options) as llm:
+    options: dict[str, Any] = {"lora_modules": story.adapters, "page_size": 4}
+    with load(story.base, **options) as llm:
         outputs = [llm.generate([ids], params)[0].outputs[0] for ids, params in asks]
     assert [output.token_ids for output in outputs] == expected
     assert [output.cached_tokens > 0 for output in outputs] == [False] * 3 + [True] * 3
-    with DiffusionLLM(str(story.base), **options) as llm:
+    with load(story.base, **options) as llm:
         engine, lora = llm.engine, llm.adapters.find("a1")
         for uid, salt in enumerate(("", lora.name, f"\0{lora.number}\0{lora.name}", str(lora))):
             engine.add(Request(uid, tuple(prompt), asked(""), cache_salt=salt))
@@ -100,22 +110,33 @@ def test_k_v_are_shared_among_requests_of_one_adapter_alone(tmp_path: Path) -> N
     assert tokens == expected[2] and last.cached_tokens == 0
 
 
-def test_a_loaded_adapter_does_not_follow_its_file_until_it_is_loaded_anew(tmp_path: Path) -> None:
-    """Then it shares nothing with the one before. Nothing would be converted from this dtype."""
+def test_loaded_and_unloaded_while_the_engine_runs(tmp_path: Path) -> None:
+    """What is loaded does not follow its file until it is loaded anew; then nothing is shared.
+
+    Nothing would be converted from this dtype.
+    """
     story = Story(tmp_path, SDAR)
-    prompt = prompts()[-1]
-    own = by_merged_weights(story, [(prompt, asked("a0")), (prompt, asked("a1"))])
-    first = {"x": story.adapters["a2"], "y": story.adapters["a0"]}
-    with DiffusionLLM(str(story.base), **OPTIONS, lora_modules=first, page_size=4) as llm:
-        assert written(llm, prompt, "y") == own[0]
-        with (Path(story.adapters["a0"]) / "adapter_model.safetensors").open("r+b") as file:
-            file.truncate(100)
-        assert written(llm, prompt, "y") == own[0]
-        shutil.rmtree(story.adapters["a0"])
-        shutil.copytree(story.adapters["a1"], story.adapters["a0"])
-        llm.adapters.unload("y")
-        llm.adapters.load("y", story.adapters["a0"])
-        assert written(llm, prompt, "y") == own[1]
+    prompt, file = prompts()[-1], Path(story.adapters["a0"]) / "adapter_model.safetensors"
+    plain, *own = by_merged_weights(story, [(prompt, asked(name)) for name in ("", "a0", "a1")])
+    with load(story.base, lora_modules={"x": story.adapters["a2"]}, page_size=4) as llm:
+        llm.adapters.load("mine", story.adapters["a0"])
+        assert written(llm, prompt, "mine") == own[0]
+        assert llm.adapters.load("mine", story.adapters["a0"]) == llm.adapters.find("mine")
+        with pytest.raises(ValueError, match="'mine' is loaded; unload it first"):
+            llm.adapters.load("mine", story.adapters["a1"])
+        with file.open("r+b") as opened:
+            opened.truncate(100)
+        assert written(llm, prompt, "mine") == own[0]
+        shutil.rmtree(file.parent)
+        shutil.copytree(story.adapters["a1"], file.parent)
+        llm.adapters.unload("mine")
+        with pytest.raises(ValueError, match="no adapter 'mine' is loaded"):
+            written(llm, prompt, "mine")
+        llm.adapters.load("mine", story.adapters["a0"])
+        assert written(llm, prompt, "mine") == own[1]
+        assert written(llm, prompt, "") == plain
+        with pytest.raises(ValueError, match=r"no adapter 'mime' is loaded, did you mean 'mine'\?"):
+            written(llm, prompt, "mime")
 
 
 def test_policies_that_run_copies_run_them_with_the_adapter(tmp_path: Path) -> None:
@@ -132,7 +153,7 @@ def test_policies_that_run_copies_run_them_with_the_adapter(tmp_path: Path) -> N
         (prompt, SamplingParams(**plain, lora=f"a{n % 3}", diffusion=policies[n]))
         for n, prompt in enumerate(prompts(5))
     ]
-    assert answers(story.base, asks, lora_modules=story.adapters) == by_merged_weights(story, asks)
+    assert adapted(story, asks) == by_merged_weights(story, asks)
 
 
 def test_rows_without_an_adapter_are_the_same_bit_for_bit(tmp_path: Path) -> None:
@@ -140,9 +161,8 @@ def test_rows_without_an_adapter_are_the_same_bit_for_bit(tmp_path: Path) -> Non
     story = Story(tmp_path)
     asks = [(prompt, asked("a1" if n % 2 else "")) for n, prompt in enumerate(prompts())]
 
-    def logprobs(among: list[tuple[list[int], SamplingParams]]) -> list[Any]:
-        options = OPTIONS | {"dtype": "float32"}
-        with DiffusionLLM(str(story.base), **options, lora_modules=story.adapters) as llm:
+    def logprobs(among: Asked) -> list[Any]:
+        with load(story.base, dtype="float32", lora_modules=story.adapters) as llm:
             params = [p.model_copy(update={"logprobs": True}) for _, p in among]
             outputs = llm.generate([each for each, _ in among], params)
         return [output.outputs[0].logprobs for output in outputs]
@@ -156,8 +176,7 @@ def test_unused_adapters_are_evicted(tmp_path: Path) -> None:
     story = Story(tmp_path, adapters=5)
     asks = [(prompt, asked(f"a{n % 5}")) for n, prompt in enumerate(prompts(10))]
     expected = by_merged_weights(story, asks)
-    options = OPTIONS | {"lora_modules": story.adapters, "max_loras": 2, "max_num_seqs": 3}
-    with DiffusionLLM(str(story.base), **options) as llm:
+    with load(story.base, lora_modules=story.adapters, max_loras=2, max_num_seqs=3) as llm:
         for _ in range(2):
             outputs = llm.generate([each for each, _ in asks], [params for _, params in asks])
             assert [output.outputs[0].token_ids for output in outputs] == expected
@@ -171,26 +190,6 @@ def test_unused_adapters_are_evicted(tmp_path: Path) -> None:
 def adapters_in(llm: DiffusionLLM) -> set[str]:
     weights = [m for m in llm.engine.model.modules() if isinstance(m, Weight)]  # type: ignore[attr-defined]
     return {lora.name for m in weights if m.lora is not None for lora in m.lora.deltas}
-
-
-def test_loaded_and_unloaded_while_the_engine_runs(tmp_path: Path) -> None:
-    story = Story(tmp_path)
-    prompt = prompts()[3]
-    own = {name: answers(path, [(prompt, asked(""))])[0] for name, path in story.merged.items()}
-    with DiffusionLLM(str(story.base), **OPTIONS) as llm:
-        llm.adapters.load("mine", story.adapters["a0"])
-        assert written(llm, prompt, "mine") == own["a0"]
-        assert llm.adapters.load("mine", story.adapters["a0"]) == llm.adapters.find("mine")
-        with pytest.raises(ValueError, match="'mine' is loaded; unload it first"):
-            llm.adapters.load("mine", story.adapters["a1"])
-        llm.adapters.unload("mine")
-        with pytest.raises(ValueError, match="no adapter 'mine' is loaded"):
-            written(llm, prompt, "mine")
-        llm.adapters.load("mine", story.adapters["a1"])
-        assert written(llm, prompt, "mine") == own["a1"]
-        assert written(llm, prompt, "") == own[""]
-        with pytest.raises(ValueError, match=r"no adapter 'mime' is loaded, did you mean 'mine'\?"):
-            written(llm, prompt, "mime")
 
 
 def test_all_read_the_commit_that_was_checked(
@@ -210,7 +209,7 @@ def test_all_read_the_commit_that_was_checked(
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     prompt = prompts()[3]
     (own,) = answers(story.merged["a0"], [(prompt, asked(""))])
-    with DiffusionLLM(str(story.base), **OPTIONS) as llm:
+    with load(story.base) as llm:
         loaded = llm.adapters.load("mine", "some/adapter")
         assert loaded.path == f"some/adapter@{commits[0]}"
         newest.append(commits[1])
@@ -226,7 +225,7 @@ def test_new_weights_are_adapted_too(tmp_path: Path) -> None:
     other = {name: tensor * 1.1 for name, tensor in story.weights.items()}
     both = merged(other, Path(story.adapters["a0"]))
     (expected,) = answers(save(tmp_path / "both", LLADA, both), [(prompt, asked(""))])
-    with DiffusionLLM(str(story.base), **OPTIONS, lora_modules=story.adapters) as llm:
+    with load(story.base, lora_modules=story.adapters) as llm:
         written(llm, prompt, "a0")
         llm.update_weights(other)
         llm.adapters.load("again", story.adapters["a0"])
@@ -251,13 +250,9 @@ def test_beside_quantized_weights(tmp_path: Path, family: str) -> None:
         both = merged(rounded, Path(story.adapters[params.lora]))
         folder = save(tmp_path / f"rounded {params.lora}", config, both)
         expected += answers(folder, [(prompt, asked("", params.seed or 0))])
-    options: dict[str, Any] = {
-        "quantization": {"attention": "int8", "mlp": "int8"}
-        | ({} if family == "llada" else {"experts": "int8"}),
-        "lora_modules": story.adapters,
-    }
-    assert answers(story.base, asks, **options) == expected
-    assert answers(story.base, asks, lora_modules=story.adapters) != expected
+    parts = ["attention", "mlp"] if family == "llada" else ["attention", "mlp", "experts"]
+    assert adapted(story, asks, quantization=dict.fromkeys(parts, "int8")) == expected
+    assert adapted(story, asks) != expected
 
 
 def test_targets_that_peft_leaves_out_need_no_tensors(tmp_path: Path) -> None:
@@ -271,7 +266,7 @@ def test_targets_that_peft_leaves_out_need_no_tensors(tmp_path: Path) -> None:
         {"target_modules": ["q_proj"], "layers_to_transform": [0]},
         {"target_modules": None},
     ]
-    with DiffusionLLM(str(story.base), **OPTIONS) as llm:
+    with load(story.base) as llm:
         for number, fields in enumerate(allowed):
             adapter = write_adapter(tmp_path / str(number), story.weights, [first], **fields)
             assert llm.adapters.load(str(number), str(adapter))
@@ -322,7 +317,7 @@ def test_what_does_not_fit_the_model_is_one_sentence(tmp_path: Path) -> None:
         *((bases[0], adapter(dense, modules_of(dense)[0], **fields), s) for fields, s in REFUSED),
     ]
     for base in bases:
-        with DiffusionLLM(str(base), **OPTIONS) as llm:
+        with load(base) as llm:
             for path, sentence in [(path, s) for own, path, s in cases if own == base]:
                 with pytest.raises(ValueError, match=sentence):
                     llm.adapters.load("x", str(path))
@@ -337,7 +332,7 @@ def test_an_adapter_that_memory_has_no_room_for_is_refused(
     size = sum(8 * tensor.numel() for tensor in tensors.values())
     free = [size - 1]
     monkeypatch.setattr("diffray.components.checkpoints.lora.free_memory", lambda _: free[0])
-    with DiffusionLLM(str(story.base), **OPTIONS, lora_modules=story.adapters) as llm:
+    with load(story.base, lora_modules=story.adapters) as llm:
         with pytest.raises(RuntimeError, match="could not be loaded, the engine's log says why"):
             llm.generate([1, 2, 3], lora="a0", max_tokens=4)
         assert f"takes {size} bytes of memory here; {size - 1} are free" in caplog.text
@@ -381,15 +376,12 @@ def test_diffusion_gemma_s_self_conditioning_is_adapted_too(tmp_path: Path) -> N
     assert any("self_conditioning" in module for module in modules)
     adapter = write_adapter(tmp_path / "x", weights, modules)
     both = save(tmp_path / "both", config, merged(weights, adapter))
-    options: dict[str, Any] = {"dtype": "float64", "eos_token_id": 1}
-    asks = [SamplingParams(max_tokens=8, seed=n, lora=("", "x")[n % 2]) for n in range(4)]
-
-    def all_written(model: Path, params: list[SamplingParams], **more: Any) -> list[Any]:
-        with DiffusionLLM(str(model), **options, **more) as llm:
-            outputs = llm.generate(prompts(len(params)), params)
-        return [output.outputs[0].token_ids for output in outputs]
-
-    plain = [params.model_copy(update={"lora": ""}) for params in asks]
-    mixed = all_written(base, asks, lora_modules={"x": str(adapter)})
-    assert mixed[::2] == all_written(base, plain)[::2]
-    assert mixed[1::2] == all_written(both, plain)[1::2]
+    options: dict[str, Any] = {"mask_token_id": None, "eos_token_id": 1}
+    asks = [
+        (prompt, SamplingParams(max_tokens=8, seed=n, lora=("", "x")[n % 2]))
+        for n, prompt in enumerate(prompts(4))
+    ]
+    plain = [(prompt, params.model_copy(update={"lora": ""})) for prompt, params in asks]
+    mixed = answers(base, asks, lora_modules={"x": str(adapter)}, **options)
+    assert mixed[::2] == answers(base, plain, **options)[::2]
+    assert mixed[1::2] == answers(both, plain, **options)[1::2]

@@ -18,8 +18,6 @@ from tests.helpers.worker_groups import (
     wish,
 )
 from tools.chaos.cable import Cable, two_nodes
-from tools.chaos.cuts import questions, schedule, storm
-from tools.chaos.report import as_text, sound
 
 pytestmark = [
     pytest.mark.long,
@@ -56,14 +54,3 @@ async def test_a_cut_costs_a_pause_and_no_token(
     print(f"cut for {seconds:g} s: all answers {took:.1f} s after the end of it")
     assert [a.ids for a in found] == [a.ids for a in expected]
     assert counted >= restarts and (restarts or counted == 0)
-
-
-def test_cuts_and_kills_lose_no_token(cable: Cable) -> None:
-    """Each kind of fault once, seeded: `python -m tools.chaos.cuts` is the long one."""
-    assert schedule(20, seed=3) == schedule(20, seed=3) != schedule(20, seed=4)
-    asked = questions("demo", number=4, tokens=48, seed=3)
-    outcome = asyncio.run(storm(cable, "demo", asked, 6, schedule(5, seed=3), print))
-    print(as_text(outcome, "cuts"))
-    assert len(outcome.hits) == 5
-    assert outcome.tally.counts["right"] == outcome.tally.counts["asked"] > 6
-    assert sound(outcome)

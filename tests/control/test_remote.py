@@ -1,8 +1,8 @@
 """A replica's engine over a coordinator that cannot always be reached."""
 
 import asyncio
-from collections import deque
-from typing import Any
+from typing import Any, cast
+from unittest.mock import ANY
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
@@ -57,23 +57,24 @@ class FakeCoordinator:
 
     def __init__(self) -> None:
         self.bulletin = Bulletin()
-        self.asked: deque[int] = deque()
+        self.asked: list[int] = []
+        self.deadlines: list[float | None] = []
         self.cancelled: list[int] = []
         self.submit, self.listen = Method(self._submit), Method(self._listen)
-        self.cancel = Method(self._cancel)
-        self.change = Method(self._change)
-        self.changes: list[Change] = []
-        self.refusal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.cancel, self.change = Method(self._cancel), Method(self._change)
+        self.refusals = asyncio.Queue[str | Exception]()
 
-    async def _change(self, change: Change, _: str) -> str:
-        self.changes.append(change)
-        return await asyncio.shield(self.refusal)
+    async def _change(self, *_: Any) -> str:
+        if isinstance(found := await self.refusals.get(), Exception):
+            raise found
+        return found
 
     async def _listen(self, after: int, patience: float) -> tuple[int, bytes]:
         number, events = await self.bulletin.after(after, patience)
         return number, encode_events(events)
 
-    async def _submit(self, request: WireRequest, *_: Any) -> None:
+    async def _submit(self, request: WireRequest, *given: Any) -> None:
+        self.deadlines.append(given[-1])
         if request.uid not in self.asked:
             self.asked.append(request.uid)
 
@@ -85,13 +86,13 @@ class FakeCoordinator:
         self.bulletin.put(Event(Kind.UPDATE, uid, update))
 
 
-def engine(coordinator: FakeCoordinator, **options: Any) -> RemoteEngine:
-    group: Any = None
+def connected(**options: Any) -> tuple[FakeCoordinator, RemoteEngine]:
+    coordinator, group = FakeCoordinator(), cast(Any, None)
     made = RemoteEngine("toy", EngineConfig(**options), group)
     made._coordinator = coordinator
     made.limits = Limits(toy_spec(), 512, 4, 100, 16, (EOS,), MASK)
     made._listener = asyncio.create_task(made._listen())
-    return made
+    return coordinator, made
 
 
 async def moment() -> None:
@@ -108,13 +109,19 @@ async def tokens(asked: RemoteEngine, uid: int, deadline: float | None = None) -
     return found
 
 
+async def begin(asked: RemoteEngine, uid: int) -> asyncio.Task[list[int]]:
+    """Ask for an answer, and wait until the coordinator has the request."""
+    answer = asyncio.create_task(tokens(asked, uid))
+    async with asyncio.timeout(60):
+        while uid not in asked._coordinator.asked:
+            await asyncio.sleep(0.001)
+    return answer
+
+
 async def test_a_coordinator_that_is_briefly_unreachable_is_not_assumed_dead() -> None:
-    coordinator = FakeCoordinator()
+    coordinator, asked = connected()
     coordinator.listen.failures = coordinator.submit.failures = 2
-    asked = engine(coordinator)
-    answer = asyncio.create_task(tokens(asked, 7))
-    while not coordinator.asked:
-        await asyncio.sleep(0.01)
+    answer = await begin(asked, 7)
     coordinator.tell(7, 1)
     await moment()
     coordinator.listen.failures, coordinator.listen.after = 1, True  # an issue is lost
@@ -123,22 +130,16 @@ async def test_a_coordinator_that_is_briefly_unreachable_is_not_assumed_dead() -
     coordinator.tell(7, 3, "length")
     assert await answer == [1, 2, 3]
     assert asked.restarts == 0 and coordinator.submit.calls == 3
-
-
-async def test_a_request_whose_receipt_is_lost_runs_once() -> None:
-    coordinator = FakeCoordinator()
-    coordinator.submit.failures, coordinator.submit.after = 1, True
-    asked = engine(coordinator)
-    answer = asyncio.create_task(tokens(asked, 7))
-    while coordinator.submit.calls < 2:
+    coordinator.submit.failures, coordinator.submit.after = 1, True  # a receipt is lost
+    answer = asyncio.create_task(tokens(asked, 8))
+    while coordinator.submit.calls < 5:
         await asyncio.sleep(0.01)
-    coordinator.tell(7, 1, "stop")
-    assert await answer == [1] and list(coordinator.asked) == [7]
+    coordinator.tell(8, 1, "stop")
+    assert await answer == [1] and coordinator.asked == [7, 8]
 
 
 async def test_the_queue_is_bounded_while_there_is_no_coordinator() -> None:
-    coordinator = FakeCoordinator()
-    asked = engine(coordinator, max_queued_requests=2)
+    coordinator, asked = connected(max_queued_requests=2)
     asked._listener.cancel()  # type: ignore[union-attr]  # engine() has made one
     waiting = [asyncio.create_task(tokens(asked, uid)) for uid in range(6)]  # 4 slots
     await moment()
@@ -155,8 +156,7 @@ async def test_the_queue_is_bounded_while_there_is_no_coordinator() -> None:
 
 
 async def test_a_finished_request_frees_its_place_before_it_is_read() -> None:
-    coordinator = FakeCoordinator()
-    asked = engine(coordinator, max_queued_requests=0)
+    coordinator, asked = connected(max_queued_requests=0)
     wish = SamplingParams(max_tokens=8)
     streams = [
         asked.submit(check_request(Request(uid, (1, 2), wish), asked.limits)) for uid in range(4)
@@ -168,11 +168,7 @@ async def test_a_finished_request_frees_its_place_before_it_is_read() -> None:
         assert (await first).ids == [1]
         coordinator.tell(uid, 2, "stop")
     await moment()
-    another = asyncio.create_task(tokens(asked, 9))
-    while 9 not in coordinator.asked:
-        assert not another.done()
-        await asyncio.sleep(0.01)
-    another.cancel()
+    (await begin(asked, 9)).cancel()
     for stream in streams:
         assert [update.ids async for update in stream] == [[2]]
     await moment()
@@ -187,22 +183,20 @@ async def test_a_finished_request_frees_its_place_before_it_is_read() -> None:
     ],
 )
 async def test_the_reason_reaches_the_client(event: Event, kind: type[Exception]) -> None:
-    coordinator = FakeCoordinator()
-    asked = engine(coordinator)
-    answer = asyncio.create_task(tokens(asked, 7))
-    while not coordinator.asked:
-        await asyncio.sleep(0.01)
+    coordinator, asked = connected()
+    answer = await begin(asked, 7)
     coordinator.bulletin.put(event)
     with pytest.raises(kind, match="no"):
         await answer
 
 
 async def test_a_deadline_holds_while_the_coordinator_says_nothing() -> None:
-    coordinator = FakeCoordinator()
-    asked = engine(coordinator)
+    coordinator, asked = connected()
     async with asyncio.timeout(60):
         with pytest.raises(DeadlineExceeded, match=r"not complete after 0\.05 s"):
             await tokens(asked, 7, deadline=0.05)
+        (left,) = coordinator.deadlines  # in seconds, as its clock may be another
+        assert left is not None and 0 < left <= 0.05
         coordinator.submit.failures = 10**6  # now it cannot even be reached
         with pytest.raises(DeadlineExceeded):
             await tokens(asked, 8, deadline=0.05)
@@ -211,12 +205,9 @@ async def test_a_deadline_holds_while_the_coordinator_says_nothing() -> None:
 
 
 async def test_a_cancel_that_is_lost_is_said_again() -> None:
-    coordinator = FakeCoordinator()
+    coordinator, asked = connected()
     coordinator.cancel.failures = 1
-    asked = engine(coordinator)
-    answer = asyncio.create_task(tokens(asked, 7))
-    while not coordinator.asked:
-        await asyncio.sleep(0.01)
+    answer = await begin(asked, 7)
     assert asked.ongoing_tokens == 8
     coordinator.tell(7, 1)
     await moment()
@@ -236,46 +227,43 @@ async def test_the_next_coordinator_gets_the_newest_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first is lost before it says that it made the second update; an answer says so."""
-    first, second = FakeCoordinator(), FakeCoordinator()
+    (first, asked), second = connected(), FakeCoordinator()
     given: list[Change | None] = []
 
     async def start_again() -> None:
         given.append(asked.weights.known)
         asked._coordinator = second
 
-    asked = engine(first)
     monkeypatch.setattr(asked, "_start_again", start_again)
     monkeypatch.setattr(asked, "_kill_coordinator", lambda: None)
     monkeypatch.setattr(asked, "_process", Process("", 1, None))
     with pytest.raises(ValueError, match="other processes; give a folder"):
         await asked.update_weights({})
-    first.refusal.set_result("too small")
+    first.refusals.put_nowait("too small")
     with pytest.raises(ValueError, match="too small"):
         await asked.update_weights("/small")
     assert asked.weights.known is None
-    first.refusal = asyncio.get_running_loop().create_future()
-    first.refusal.set_result("")
-    assert await asked.update_weights("/a", version="a") == "a"
-    first.refusal = asyncio.get_running_loop().create_future()
     update = asyncio.create_task(asked.update_weights("/b", version="b"))
-    answer = asyncio.create_task(tokens(asked, 7))
-    while not first.asked:
-        await asyncio.sleep(0.01)
+    answer = await begin(asked, 7)
     first.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [1], forwards=1, version="b")))
     await moment()
-    first.refusal.set_exception(ActorDiedError())
+    first.refusals.put_nowait(ActorDiedError())
     first.listen._method = died
     first.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [2], forwards=2, version="b")))
     while not given:
         await asyncio.sleep(0.01)
     (known,) = given
     assert known is not None and (known.version, known.source) == ("b", "/b")
-    second.refusal.set_result("")  # it has that change
+    second.refusals.put_nowait("")  # it has that change
     assert await update == "b"
     while not second.asked:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.001)
     second.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [3], [0], [0.0], "length", version="b")))
     assert (await answer)[-1] == 3
+    second.refusals.put_nowait("")
+    await asked.sleep(2)
+    assert asked.weights.known == Change(ANY, "b", "/b", level=2)
+    await asked.check_health()
 
 
 async def died(*_: Any) -> Any:

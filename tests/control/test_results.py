@@ -1,6 +1,5 @@
 """How results show themselves: in a terminal, in a notebook, as text."""
 
-import io
 import pickle
 import sys
 from base64 import b64decode
@@ -34,21 +33,17 @@ ANSWER = CompletionOutput(
     stop_reason=9,
     forwards=3,
 )
+SUMMARY = "5 tokens in 3 forwards, 1.7 tokens per forward, stop"
 OUTPUT = RequestOutput("Why & <how>?", [1, 2], [ANSWER])
 
 
-def test_reprs_are_short_and_readable() -> None:
-    assert repr(ANSWER) == (
-        "CompletionOutput(index=0, text='The <b>answer</b>\\nis 22.', 5 tokens, 3 forwards, "
-        "finish_reason='stop')"
+def test_results_may_be_printed_pickled_and_made_dicts() -> None:
+    assert repr(OUTPUT) == (
+        "RequestOutput(prompt='Why & <how>?', outputs=[CompletionOutput(index=0, "
+        "text='The <b>answer</b>\\nis 22.', 5 tokens, 3 forwards, finish_reason='stop')])"
     )
-    assert repr(OUTPUT) == f"RequestOutput(prompt='Why & <how>?', outputs=[{ANSWER!r}])"
-    assert repr(RequestOutput(None, [1] * 99, [])) == "RequestOutput(prompt=99 tokens, outputs=[])"
     long = CompletionOutput(0, text="word " * 9999, token_ids=[1] * 9999)
     assert len(repr(RequestOutput("ask " * 9999, [1], [long]))) < 400
-
-
-def test_results_may_be_pickled_and_made_dicts() -> None:
     assert ANSWER.visible == list(zip(ANSWER.tokens, ANSWER.steps, strict=True))[:-1]
     assert pickle.loads(pickle.dumps(OUTPUT)) == OUTPUT
     assert asdict(OUTPUT)["outputs"][0]["steps"] == ANSWER.steps
@@ -70,7 +65,7 @@ def test_a_notebook_shows_the_denoising_without_scripts_or_links() -> None:
     html = OUTPUT._repr_html_()
     (svg,) = images(html)
     assert "The &lt;b&gt;answer&lt;/b&gt;\nis 22." in html
-    assert "5 tokens in 3 forwards, 1.7 tokens per forward, stop" in html
+    assert SUMMARY in html
     for word in ("script", "href", "url(", "@import", "foreignObject", " on"):
         assert word not in svg, word
     assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
@@ -106,34 +101,25 @@ def test_large_outputs_stay_small_in_a_notebook() -> None:
     assert len(outputs._repr_html_()) < 2_500_000
 
 
-def test_show_prints_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    OUTPUT.show()
-    assert capsys.readouterr().out == (
-        "The <b>answer</b>\nis 22.\n5 tokens in 3 forwards, 1.7 tokens per forward, stop\n"
-    )
+def test_a_pace_is_above_zero() -> None:
     with pytest.raises(ValueError, match=r"pace is the steps per second, above 0 \(given: 0\)"):
         OUTPUT.show(pace=0)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_show_plays_every_step_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stdout", screen)
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_show_plays_every_step_in_a_terminal_and_prints_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     monkeypatch.setenv("TERM", "xterm")
     OUTPUT.show(pace=1000)
-    shown = screen.getvalue()
+    shown, printed = capsys.readouterr().out, f"{ANSWER.text}\n{SUMMARY}\n"
+    assert shown.endswith(printed) if is_terminal else shown == printed
     for step, masked in ((1, 3), (2, 2), (3, 0)):
-        assert f"step {step}, {masked} masked of 4" in shown
-    assert shown.endswith("is 22.\n5 tokens in 3 forwards, 1.7 tokens per forward, stop\n")
+        assert (f"step {step}, {masked} masked of 4" in shown) == is_terminal
     middle = frame(ANSWER.visible, 1)
-    assert (
-        middle.plain.splitlines()[1]
-        == "The" + "\N{LIGHT SHADE}" * 15 + "is" + "\N{LIGHT SHADE}" * 4
-    )
+    hidden = "\N{LIGHT SHADE}"
+    assert middle.plain.splitlines()[1] == f"The{hidden * 15}is{hidden * 4}"
     styles = {str(span.style): middle.plain[span.start : span.end] for span in middle.spans}
     assert styles["bold green"] == "is"
 

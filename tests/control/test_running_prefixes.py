@@ -1,9 +1,8 @@
 """What a request shares with running ones: as many pages as the plain definition says."""
 
+from collections import Counter
 from math import lcm
-from unittest.mock import patch
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,27 +16,6 @@ PAGE = 2
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=14).map(tuple)
 shapes = st.tuples(prompts, st.sampled_from(["", "a"]), st.sampled_from([0, 2, 3, 4]))
 Shape = tuple[tuple[int, ...], str, int]
-
-
-class Held(RunningPrefixes):
-    """Knows whose prefixes it holds."""
-
-    def __init__(self, page_size: int) -> None:
-        super().__init__(page_size)
-        self.requests: set[int] = set()
-
-    def add(self, queued: QueuedRequest) -> None:
-        assert queued.uid not in self.requests
-        self.requests.add(queued.uid)
-        super().add(queued)
-
-    def remove(self, queued: QueuedRequest) -> None:
-        self.requests.remove(queued.uid)
-        super().remove(queued)
-
-    def clear(self) -> None:
-        self.requests.clear()
-        super().clear()
 
 
 def queued_of(held: RunningPrefixes, uid: int, shape: Shape) -> QueuedRequest:
@@ -83,39 +61,27 @@ def test_shared_pages_are_those_of_the_longest_common_beginning(
 def test_only_the_prefixes_of_running_requests_are_held(
     runs: list[Shape], then: list[tuple[str, int]]
 ) -> None:
-    held = Held(PAGE)
-    with patch("diffray.cluster.control.scheduler.RunningPrefixes", lambda _: held):
-        scheduler = Scheduler(slots=3, pages=9, max_waiting=99, time_slice=1, page_size=PAGE)
-    ranks = FakeRanks(slots=3, pages=9, need={uid: 1 for uid in range(len(runs))})
+    scheduler = Scheduler(slots=3, pages=9, max_waiting=99, time_slice=1, page_size=PAGE)
+    ranks = FakeRanks(slots=3, pages=9)
+
+    def check() -> None:
+        running = [each for queued in scheduler.running.values() for each in queued.prefixes]
+        assert scheduler._prefixes._counts == Counter(running)
 
     for uid, (prompt, salt, block) in enumerate(runs):
         request = WireRequest(uid, prompt, {"max_tokens": 4}, cache_salt=salt)
         scheduler.submit(request, Footprint(1, 2, block))
     for what, uid in then:
         if what == "round" and (order := scheduler.plan(steps=1)) is not None:
-            assert held.requests == {*scheduler.running}
+            check()
             scheduler.settle(ranks.step(order))
         elif what == "cancel":
             scheduler.cancel(uid)
         elif what == "restart":
             ranks.running.clear()
             scheduler.restart()
-        assert held.requests == {*scheduler.running}
+        check()
     while (order := scheduler.plan(steps=1)) is not None:
         scheduler.settle(ranks.step(order))
-    assert not scheduler.running and not held.requests
-
-
-def test_nothing_is_estimated_while_the_engine_holds_requests_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(RunningPrefixes, "shared_pages")
-    scheduler = Scheduler(slots=4, pages=9, max_waiting=99, page_size=PAGE)
-    ranks = FakeRanks(slots=4, pages=9, need={0: 9}, waiting=1)
-    scheduler.submit(WireRequest(0, (1, 2), {"max_tokens": 4}), Footprint(9, 9, 2))
-    order = scheduler.plan(steps=1)
-    assert order is not None
-    scheduler.settle(ranks.step(order))
-    scheduler.submit(WireRequest(1, (1, 2), {"max_tokens": 4}), Footprint(9, 9, 2))
-    order = scheduler.plan(steps=1)
-    assert order is not None and not order.add
+    assert not scheduler.running
+    check()

@@ -20,6 +20,8 @@ from diffray.workers.messages import Footprint, Reply, Round, Stats, Update
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 from tests.helpers.living import living
 
+ONE = Footprint(1)
+
 
 def drain(scheduler: Scheduler, ranks: FakeRanks, rounds: int = 2000) -> Iterator[Event]:
     for _ in range(rounds):
@@ -32,6 +34,16 @@ def drain(scheduler: Scheduler, ranks: FakeRanks, rounds: int = 2000) -> Iterato
             ranks.running.clear()
             yield from scheduler.restart()
     raise AssertionError("it does not end")
+
+
+def scheduled(
+    slots: int, *lengths: int, pages: int = 100, most: int = 1000, time_slice: int = 0
+) -> tuple[Scheduler, FakeRanks]:
+    """Return a queue of requests of these lengths and a page each, and the ranks for it."""
+    scheduler = Scheduler(slots, pages, max_waiting=most, time_slice=time_slice)
+    for uid, length in enumerate(lengths):
+        scheduler.submit(asked(uid, length), ONE)
+    return scheduler, FakeRanks(slots, pages)
 
 
 def turn(scheduler: Scheduler, ranks: FakeRanks) -> tuple[list[int], list[Event]]:
@@ -48,22 +60,21 @@ def started(scheduler: Scheduler) -> list[int]:
 
 
 def test_the_queue_is_first_come_first_served_within_a_priority() -> None:
-    scheduler = Scheduler(slots=4, pages=100, max_waiting=10)
+    scheduler, _ = scheduled(4)
     for uid, priority in enumerate([1, 0, 1, 0]):
-        scheduler.submit(asked(uid), Footprint(1), priority=priority)
+        scheduler.submit(asked(uid), ONE, priority=priority)
     assert started(scheduler) == [1, 3, 0, 2]
 
 
 def test_a_request_without_pages_is_passed_by_some_but_does_not_starve() -> None:
-    scheduler = Scheduler(slots=4, pages=10, max_waiting=100)
-    ranks = FakeRanks(slots=4, pages=10)
-    ranks.need = {0: 6, 1: 8} | {uid: 1 for uid in range(2, 100)}
+    scheduler, ranks = scheduled(4, pages=10)
+    ranks.need = {0: 6, 1: 8}
     scheduler.submit(asked(0, 50), Footprint(6))
     turn(scheduler, ranks)
     scheduler.submit(asked(1), Footprint(8))
     order: list[int] = []
     for uid in range(2, 100):
-        scheduler.submit(asked(uid), Footprint(1))
+        scheduler.submit(asked(uid), ONE)
         order += turn(scheduler, ranks)[0]
         if 1 in order:
             break
@@ -71,9 +82,7 @@ def test_a_request_without_pages_is_passed_by_some_but_does_not_starve() -> None
 
 
 def test_a_long_request_lets_a_few_later_ones_begin_first() -> None:
-    scheduler = Scheduler(slots=1, pages=100, max_waiting=100)
-    for uid in range(8):
-        scheduler.submit(asked(uid, 3 * LONG if uid < 2 else 4), Footprint(1))
+    scheduler, _ = scheduled(1, 3 * LONG, 3 * LONG, *[4] * 6)
     order: list[int] = []
     for _ in range(8):
         order += started(scheduler)
@@ -82,10 +91,7 @@ def test_a_long_request_lets_a_few_later_ones_begin_first() -> None:
 
 
 def test_a_request_that_has_run_long_is_preempted_for_waiting_ones_and_resumed() -> None:
-    scheduler = Scheduler(slots=1, pages=10, max_waiting=10, time_slice=4)
-    ranks = FakeRanks(slots=1, pages=10, need={0: 1, 1: 1})
-    scheduler.submit(asked(0, 30), Footprint(1))
-    scheduler.submit(asked(1, 3), Footprint(1))
+    scheduler, ranks = scheduled(1, 30, 3, time_slice=4)
     news = list(drain(scheduler, ranks))
     order = [event.uid for event in news]
     assert order == [0] * 4 + [1] * 3 + [0] * 26
@@ -94,9 +100,7 @@ def test_a_request_that_has_run_long_is_preempted_for_waiting_ones_and_resumed()
 
 
 def test_preemptions_of_the_scheduler_and_of_all_its_engines_are_counted() -> None:
-    driver = Driver(Scheduler(slots=1, pages=10, max_waiting=10, time_slice=2), steps=1)
-    driver.scheduler.submit(asked(0, 30), Footprint(1))
-    driver.scheduler.submit(asked(1, 3), Footprint(1))
+    driver = Driver(scheduled(1, 30, 3, time_slice=2)[0], steps=1)
     for _ in range(4):  # the first request gives way for the second
         order = driver.next()
         assert order is not None
@@ -114,10 +118,8 @@ def test_preemptions_of_the_scheduler_and_of_all_its_engines_are_counted() -> No
 
 
 def test_what_arrives_while_a_request_is_being_preempted_is_not_run_again() -> None:
-    scheduler = Scheduler(slots=1, pages=10, max_waiting=4, time_slice=1)
-    driver, ranks = Driver(scheduler, steps=1, in_flight=3), FakeRanks(1, 10, need={0: 1, 1: 1})
-    for uid in range(2):
-        scheduler.submit(asked(uid, 100), Footprint(1))
+    scheduler, ranks = scheduled(1, 100, 100, time_slice=1)
+    driver = Driver(scheduler, steps=1, in_flight=3)
     sent, news = deque[Round[Any]](), list[Event]()
     while scheduler.open:
         while (order := driver.next()) is not None:
@@ -132,12 +134,11 @@ def test_what_arrives_while_a_request_is_being_preempted_is_not_run_again() -> N
 @pytest.mark.parametrize("iteration", [None, "soft"])
 def test_turns_become_longer_so_that_what_must_begin_anew_ends(iteration: str | None) -> None:
     """A soft generation loses what it had: turns that double make that twice its length at most."""
-    scheduler = Scheduler(slots=1, pages=10, max_waiting=1000, time_slice=2)
-    ranks = FakeRanks(slots=1, pages=10, need={uid: 1 for uid in range(1000)})
-    scheduler.submit(asked(0, 100, iteration), Footprint(1))
+    scheduler, ranks = scheduled(1, time_slice=2)
+    scheduler.submit(asked(0, 100, iteration), ONE)
     turns, length = [0], 0
     for uid in range(1, 1000):
-        scheduler.submit(asked(uid, 1), Footprint(1))  # some request always waits
+        scheduler.submit(asked(uid, 1), ONE)  # some request always waits
         _, news = turn(scheduler, ranks)
         if any(event.uid == 0 for event in news):
             length += 1
@@ -152,22 +153,16 @@ def test_turns_become_longer_so_that_what_must_begin_anew_ends(iteration: str | 
 
 def test_of_equal_requests_none_gives_way() -> None:
     """All would end later: the first ones as late as the last."""
-    scheduler = Scheduler(slots=2, pages=10, max_waiting=10, time_slice=8)
-    ranks = FakeRanks(slots=2, pages=10, need={uid: 1 for uid in range(6)})
-    for uid in range(6):
-        scheduler.submit(asked(uid, 100), Footprint(1))
+    scheduler, ranks = scheduled(2, *[100] * 6, time_slice=8)
     list(drain(scheduler, ranks))
     assert scheduler.preemptions == 0
 
 
 def test_a_short_request_behind_waiting_long_ones_hardly_waits_either() -> None:
     """Long ones that have waited for a while come first; their turns end for it nevertheless."""
-    scheduler = Scheduler(slots=4, pages=1000, max_waiting=1000, time_slice=8)
-    ranks = FakeRanks(slots=4, pages=1000, need={uid: 1 for uid in range(200)})
-    for uid in range(12):
-        scheduler.submit(asked(uid, 400), Footprint(1))
+    scheduler, ranks = scheduled(4, *[400] * 12, time_slice=8)
     for uid in range(100, 100 + 60):  # each ends within a turn; the long ones' order comes up
-        scheduler.submit(asked(uid, 4), Footprint(1))
+        scheduler.submit(asked(uid, 4), ONE)
         rounds, ended = 0, False
         while not ended:
             rounds += 1
@@ -202,14 +197,13 @@ def test_short_requests_hardly_wait_whatever_the_context(
 
 def test_no_priority_starves_a_request() -> None:
     """One of every few admissions is the oldest request, whatever its priority."""
-    scheduler = Scheduler(slots=2, pages=100, max_waiting=100)
-    ranks = FakeRanks(slots=2, pages=100, need={uid: 1 for uid in range(10_000)})
+    scheduler, ranks = scheduled(2)
     for uid in range(4):
-        scheduler.submit(asked(uid), Footprint(1), priority=2**31 - 1)
+        scheduler.submit(asked(uid), ONE, priority=2**31 - 1)
     began: list[int] = []
     for uid in range(10, 400, 2):  # two more important ones come each round
-        scheduler.submit(asked(uid), Footprint(1), priority=-1)
-        scheduler.submit(asked(uid + 1), Footprint(1), priority=-1)
+        scheduler.submit(asked(uid), ONE, priority=-1)
+        scheduler.submit(asked(uid + 1), ONE, priority=-1)
         began += turn(scheduler, ranks)[0]
         for late in list(scheduler.open)[100:]:
             scheduler.cancel(late)
@@ -219,23 +213,21 @@ def test_no_priority_starves_a_request() -> None:
 
 @pytest.mark.parametrize("borne", [0, 1, 5, 20])
 def test_a_request_that_ends_the_ranks_at_once_or_later_fails_alone(borne: int) -> None:
-    scheduler = Scheduler(slots=8, pages=20, max_waiting=10)
-    ranks = FakeRanks(slots=8, pages=20, need={uid: 1 for uid in range(6)}, poison={3: borne})
-    for uid in range(6):
-        scheduler.submit(asked(uid, 300), Footprint(1))
+    scheduler, ranks = scheduled(8, *[300] * 6)
+    ranks.poison = {3: borne}
     news = list(drain(scheduler, ranks))
     assert [event.uid for event in news if event.kind == Kind.POISON] == [3]
     for uid in {0, 1, 2, 4, 5}:
         assert ids_of(uid, news) == list(range(1, 301))
     with pytest.raises(Poisonous, match="quarantined"):
-        scheduler.submit(asked(7, 300, like=3), Footprint(1))
-    scheduler.submit(asked(6, 300), Footprint(1))
+        scheduler.submit(asked(7, 300, like=3), ONE)
+    scheduler.submit(asked(6, 300), ONE)
     assert started(scheduler) == [6]
 
 
 def test_a_quarantined_request_is_tried_again_after_many_arrivals() -> None:
     quarantine = CrashQuarantine()
-    queued = QueuedRequest(asked(3), Footprint(1), 0, None, number=0)
+    queued = QueuedRequest(asked(3), ONE, 0, None, number=0)
     for _ in range(CRASHES):
         guilty, _ = quarantine.judge([queued], arrivals=5)
     assert guilty == [queued]
@@ -244,10 +236,7 @@ def test_a_quarantined_request_is_tried_again_after_many_arrivals() -> None:
 
 
 def test_losses_that_no_request_causes_fail_no_request() -> None:
-    scheduler = Scheduler(slots=4, pages=20, max_waiting=10)
-    ranks = FakeRanks(slots=4, pages=20, need={uid: 1 for uid in range(4)})
-    for uid in range(4):
-        scheduler.submit(asked(uid, 40), Footprint(1))
+    scheduler, ranks = scheduled(4, *[40] * 4)
     losses = 0
     while scheduler.waiting + len(scheduler.running):
         for _ in range(6):
@@ -260,27 +249,20 @@ def test_losses_that_no_request_causes_fail_no_request() -> None:
     assert losses > 5
 
 
-def test_a_full_queue_refuses_and_says_how_full_it_is() -> None:
-    scheduler = Scheduler(slots=1, pages=10, max_waiting=2)
-    for uid in range(3):
-        scheduler.submit(asked(uid), Footprint(1))
+def test_a_full_queue_refuses_but_not_what_it_has_already() -> None:
+    scheduler, _ = scheduled(1, 3, 3, 3, most=2)
     with pytest.raises(Overloaded, match="3 requests are waiting"):
-        scheduler.submit(asked(3), Footprint(1))
-
-
-def test_a_request_that_is_handed_over_twice_runs_once() -> None:
-    scheduler = Scheduler(slots=2, pages=10, max_waiting=2)
-    scheduler.submit(asked(0), Footprint(1))
+        scheduler.submit(asked(3), ONE)
     assert started(scheduler) == [0]
-    scheduler.submit(asked(0), Footprint(1))
-    assert started(scheduler) == []
-    assert scheduler.waiting == 0
+    for uid in range(3):
+        scheduler.submit(asked(uid), ONE)
+    assert started(scheduler) == [] and scheduler.waiting == 2
 
 
 def test_a_late_request_is_cancelled_and_reported() -> None:
-    scheduler = Scheduler(slots=1, pages=10, max_waiting=2)
-    scheduler.submit(asked(0), Footprint(1), deadline=5.0)
-    scheduler.submit(asked(1), Footprint(1), deadline=6.0)
+    scheduler, _ = scheduled(1)
+    scheduler.submit(asked(0), ONE, deadline=5.0)
+    scheduler.submit(asked(1), ONE, deadline=6.0)
     assert started(scheduler) == [0]
     assert scheduler.expire(4.9) == []
     assert scheduler.expire(6.0) == [Event(Kind.LATE, 0), Event(Kind.LATE, 1)]
@@ -289,42 +271,41 @@ def test_a_late_request_is_cancelled_and_reported() -> None:
 
 
 def test_pages_of_a_round_in_flight_are_not_given_twice() -> None:
-    scheduler = Scheduler(slots=2, pages=10, max_waiting=2)
+    scheduler, _ = scheduled(2, pages=10)
     for uid, admitted in ((0, [0]), (1, [])):
         scheduler.submit(asked(uid), Footprint(6))
         assert started(scheduler) == admitted
 
 
-def test_what_ranks_refuse_fails_alone() -> None:
-    scheduler = Scheduler(slots=2, pages=10, max_waiting=2)
-    scheduler.submit(asked(0), Footprint(1))
-    scheduler.submit(asked(1), Footprint(1))
+def test_none_is_admitted_while_the_ranks_hold_some_back() -> None:
+    scheduler, ranks = scheduled(4, 9)
+    ranks.waiting = 1
+    turn(scheduler, ranks)
+    scheduler.submit(asked(1), ONE)
+    assert turn(scheduler, ranks)[0] == []
+    ranks.waiting = 0
+    turn(scheduler, ranks)
+    assert turn(scheduler, ranks)[0] == [1]
+
+
+def test_what_ranks_refuse_fails_alone_until_all_is_given_up() -> None:
+    scheduler, _ = scheduled(2, 3, 3, 3)
     scheduler.plan(steps=1)
     news = scheduler.settle(Reply(1, 1, [], [(0, "no")], Stats(free_pages=9)))
     assert news == [Event(Kind.FAILED, 0, reason="no")]
     assert list(scheduler.running) == [1]
+    assert scheduler.fail_all("gone") == [Event(Kind.FAILED, uid, reason="gone") for uid in (1, 2)]
+    assert scheduler.plan(steps=1) is None
 
 
 def test_requests_that_are_cancelled_while_they_wait_take_no_room() -> None:
-    scheduler = Scheduler(slots=1, pages=10, max_waiting=5)
-    scheduler.submit(asked(0), Footprint(1))
+    scheduler, _ = scheduled(1, 3)
     scheduler.plan(steps=1)
     for uid in range(1, 5000):
-        scheduler.submit(asked(uid), Footprint(1))
+        scheduler.submit(asked(uid), ONE)
         scheduler.cancel(uid)
     assert scheduler.waiting == 0
     assert 0 < living(QueuedRequest) < 100
-
-
-def test_giving_up_tells_everybody() -> None:
-    scheduler = Scheduler(slots=1, pages=10, max_waiting=5)
-    for uid in range(3):
-        scheduler.submit(asked(uid), Footprint(1))
-    scheduler.plan(steps=1)
-    assert scheduler.fail_all("gone") == [
-        Event(Kind.FAILED, uid, reason="gone") for uid in range(3)
-    ]
-    assert scheduler.plan(steps=1) is None
 
 
 ACTIONS = st.lists(
@@ -347,8 +328,7 @@ def test_every_interleaving_answers_all_requests_that_were_not_cancelled(
     actions: list[tuple[Any, ...]], slots: int, pages: int, time_slice: int
 ) -> None:
     """Pages and slots never run out, no request starves, and only those that crash ranks fail."""
-    scheduler = Scheduler(slots=slots, pages=pages, max_waiting=1000, time_slice=time_slice)
-    ranks = FakeRanks(slots=slots, pages=pages)
+    scheduler, ranks = scheduled(slots, pages=pages, time_slice=time_slice)
     wanted: dict[int, int] = {}
     heard: dict[int, list[int]] = {}
     failed: set[int] = set()

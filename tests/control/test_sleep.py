@@ -12,18 +12,16 @@ from torch import Tensor
 
 from diffray import AsyncDiffusionLLM, DiffusionLLM
 from diffray.cluster.api.request_handle import Phase
-from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.local import LocalEngine
 from diffray.components.checkpoints.quantize import quantize_checkpoint
 from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool
 from diffray.components.weight import Weight
-from diffray.workers.admission import check_request
+from diffray.workers.messages import Change, Round
 from tests.helpers.adapters import Story
 from tests.helpers.own_process import in_own_process
 from tests.helpers.short_answers import ids
 from tests.helpers.tiny_checkpoints import LLADA, LLADA_MOE, SDAR, random_weights, save, shifted
-from tests.helpers.updatable_toy import asked, resident_bytes, updatable, written
+from tests.helpers.updatable_toy import resident_bytes
 
 LEVELS = [1, 2]
 
@@ -38,8 +36,18 @@ def load(folder: Path, **options: Any) -> DiffusionLLM:
 
 
 @pytest.fixture
-def llm(tmp_path: Path) -> DiffusionLLM:
-    return load(made(tmp_path / "model", LLADA))
+def folder(tmp_path: Path) -> Path:
+    return made(tmp_path / "model", LLADA)
+
+
+@pytest.fixture
+def llm(folder: Path) -> DiffusionLLM:
+    return load(folder)
+
+
+def parameters(llm: DiffusionLLM) -> list[torch.nn.Parameter]:
+    model: Any = llm.engine.model
+    return list(model.parameters())
 
 
 def stored_bytes(llm: DiffusionLLM) -> int:
@@ -82,38 +90,24 @@ def test_it_writes_the_same_afterwards(tmp_path: Path, name: str) -> None:
         assert ids(llm) == before
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_adapters_are_loaded_again(tmp_path: Path, level: int) -> None:
+def test_adapters_are_loaded_again(tmp_path: Path) -> None:
     story = Story(tmp_path)
-    options: dict[str, Any] = {"mask_token_id": 62, "eos_token_id": 63}
-    llm = load(story.base, lora_modules=story.adapters, **options)
+    llm = load(story.base, lora_modules=story.adapters, mask_token_id=62, eos_token_id=63)
 
-    def written() -> list[list[int]]:
+    def written() -> list[list[list[int]]]:
         asked: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "use_tqdm": False}
-        outputs = [llm.generate([[1, 2, 3]], lora=name, **asked) for name in ("", "a0", "a1")]
-        return [output.outputs[0].token_ids for (output,) in outputs]
+        outputs = (llm.generate([[1, 2, 3]], lora=name, **asked) for name in ("", "a0", "a1"))
+        return [[each.token_ids for each in output.outputs] for (output,) in outputs]
 
     before = written()
     assert before[0] not in before[1:]
     model: Any = llm.engine.model
-    llm.sleep(level)
-    kept = [each for each in model.modules() if isinstance(each, Weight) and each.lora is not None]
-    assert bool(kept) == (level == 1)
-    llm.wake_up()
-    assert written() == before
-
-
-def test_only_vllm_s_levels(tmp_path: Path) -> None:
-    llm = load(made(tmp_path / "model", LLADA))
-    for level in (0, 3, -1):
-        with pytest.raises(ValueError, match=f"level is {level}; 1 frees the K/V memory"):
-            llm.sleep(level)
-    assert not llm.is_sleeping
-
-
-def parameters(llm: DiffusionLLM) -> list[torch.nn.Parameter]:
-    model: Any = llm.engine.model
-    return list(model.parameters())
+    weights = [each for each in model.modules() if isinstance(each, Weight)]
+    for level in LEVELS:
+        llm.sleep(level)
+        assert any(each.lora is not None for each in weights) == (level == 1)
+        llm.wake_up()
+        assert written() == before
 
 
 @pytest.mark.long
@@ -166,6 +160,12 @@ def test_new_weights_while_it_sleeps(tmp_path: Path) -> None:
         llm.update_weights(old)
         llm.wake_up()
         assert ids(llm) == first
+        # New ranks begin with the checkpoint's weights, whatever those before them had.
+        fresh, change = load(old), Change(9, "9", str(new), level=level, restores=True)
+        fresh.engine.run(Round(1, [], [], 1, change=change), fresh.engine.check)
+        assert fresh.engine.kv.nbytes == 0
+        fresh.engine.run(Round(2, [], [], 1, change=Change(10, level=0)), fresh.engine.check)
+        assert ids(fresh) == second
 
 
 def test_tensors_that_were_given_up_have_to_be_given_again(llm: DiffusionLLM) -> None:
@@ -185,43 +185,20 @@ def test_tensors_that_were_given_up_have_to_be_given_again(llm: DiffusionLLM) ->
     assert ids(llm) == before
 
 
-def test_an_engine_that_cannot_find_its_weights_stays_asleep(tmp_path: Path) -> None:
-    folder = made(tmp_path / "model", LLADA)
-    llm = load(folder)
+def test_what_is_refused_leaves_it_as_it_is(llm: DiffusionLLM, folder: Path) -> None:
     before = ids(llm)
+    for level in (0, 3, -1):
+        with pytest.raises(ValueError, match=f"level is {level}; 1 frees the K/V memory"):
+            llm.sleep(level)
+    assert not llm.is_sleeping
     llm.sleep(2)
-    folder.rename(tmp_path / "away")
+    away = folder.rename(folder.with_name("away"))
     with pytest.raises(ValueError, match="model"):
         llm.wake_up()
     assert llm.is_sleeping
-    (tmp_path / "away").rename(folder)
+    away.rename(folder)
     llm.wake_up()
     assert ids(llm) == before
-
-
-def test_a_stream_that_has_begun_ends_first(tmp_path: Path) -> None:
-    llm = load(made(tmp_path / "model", LLADA), diffusion={"block_length": 4})
-    options: dict[str, Any] = {"max_tokens": 16, "ignore_eos": True}
-    (whole,) = llm.generate([[1, 2, 3]], use_tqdm=False, **options)
-    stream = llm.stream([1, 2, 3], **options)
-    found = list(next(stream).token_ids)
-    llm.sleep()
-    found += [token for delta in stream for token in delta.token_ids]
-    assert found == whole.outputs[0].token_ids
-
-
-def test_stored_prefixes_are_forgotten(tmp_path: Path) -> None:
-    llm = load(made(tmp_path / "model", SDAR), page_size=4)
-    prompt = [list(range(1, 41))]
-
-    def cached() -> int:
-        (output,) = llm.generate(prompt, max_tokens=4, use_tqdm=False)
-        return output.cached_tokens
-
-    assert [cached(), cached()] == [0, 40]
-    llm.sleep()
-    llm.wake_up()
-    assert [cached(), cached()] == [0, 40]
 
 
 class Interrupted(BaseException):
@@ -255,46 +232,19 @@ def test_after_an_interrupt_it_can_be_woken(
     assert ids(llm) == before
 
 
-def test_requests_that_come_while_it_sleeps_wait() -> None:
-    requests = [asked(uid) for uid in range(3)]
-
-    async def story(engine: LocalEngine) -> None:
-        async def answer(uid: int) -> list[int]:
-            checked = check_request(requests[uid], engine.limits)
-            return [token async for update in engine.submit(checked) for token in update.ids]
-
-        async def until_waiting(count: int) -> None:
-            async with asyncio.timeout(60):
-                while (await engine.load()).waiting < count:
-                    await asyncio.sleep(0.001)
-
-        begun = asyncio.create_task(answer(0))
-        while (await engine.load()).rounds == 0:
-            await asyncio.sleep(0.001)
-        await engine.sleep(1)
-        await asyncio.wait_for(begun, 60)  # what has begun ends first
-        late = [asyncio.create_task(answer(uid)) for uid in (1, 2)]
-        await until_waiting(2)
-        load = await engine.load()
-        assert (load.sleep_level, load.running, load.waiting) == (1, 0, 2)
-        await engine.check_health()
-        await engine.sleep(0)
-        assert [await begun, *await asyncio.gather(*late)] == written(0, requests)
-
-    with LocalEngine(updatable(), EngineConfig()) as engine:
-        asyncio.run(story(engine))
-
-
-async def test_coroutines_sleep_and_wake_their_model(tmp_path: Path) -> None:
-    folder = made(tmp_path / "model", LLADA)
-
+async def test_coroutines_sleep_and_wake_their_model(folder: Path) -> None:
+    """Requests that have begun end first, and those that come while it sleeps wait."""
+    asked: dict[str, Any] = {"max_tokens": 16, "ignore_eos": True, "diffusion": {"block_length": 4}}
     async with AsyncDiffusionLLM(str(folder), dtype="float32", device="cpu") as llm:
+        begun = await llm.submit([1, 2, 3], **asked)
+        await begun.get()
         await llm.sleep(2)
         assert await llm.is_sleeping()
-        handle = await llm.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
+        first = await asyncio.wait_for(begun.result(), 60)
+        handle = await llm.submit([1, 2, 3], **asked)
         await asyncio.sleep(0.05)
         assert handle.status.phase == Phase.QUEUED
         await llm.wake_up()
         assert not await llm.is_sleeping()
         output = await handle.result()
-        assert len(output.outputs[0].token_ids) == 4
+        assert output.outputs[0].token_ids == first.outputs[0].token_ids

@@ -2,10 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
-from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from diffray.cluster.control.local import LocalEngine, WaitingEngine
 from diffray.components.checkpoints.quantize import quantize_checkpoint
 from diffray.components.denoiser import Denoiser
 from diffray.workers.admission import check_request
+from diffray.workers.engine import Engine
 from diffray.workers.messages import Change, Request, Round, Update
 from tests.helpers.own_process import in_own_process
 from tests.helpers.short_answers import ids
@@ -28,6 +27,8 @@ from tests.helpers.updatable_toy import asked, resident_bytes, updatable, weight
 
 MODES = ["finish", "restart"]
 TIMES = 300
+# It reports whole blocks only.
+LATE = {"block_length": 8, "decoder": {"kind": "edit"}}
 
 
 async def answer(engine: LocalEngine, request: Request, priority: int = 0) -> list[Update]:
@@ -40,21 +41,12 @@ def tokens(updates: list[Update]) -> list[int]:
     return [token for update in updates for token in update.ids]
 
 
-def crowd() -> list[Request]:
-    return [asked(uid, length=3 + uid % 13, temperature=uid % 2) for uid in range(24)]
-
-
-@cache
-def written_by_a_crowd(seed: int, block_causal: bool) -> list[list[int]]:
-    return written(seed, crowd(), block_causal)
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("block_causal", [False, True])
 def test_no_answer_mixes_versions_under_load(mode: Any, block_causal: bool) -> None:
     """Requests come, give way to each other and end while updates alternate two sets of weights."""
-    requests = crowd()
-    expected = {seed: written_by_a_crowd(seed, block_causal) for seed in (0, 1)}
+    requests = [asked(uid, length=3 + uid % 13, temperature=uid % 2) for uid in range(24)]
+    expected = {seed: written(seed, requests, block_causal) for seed in (0, 1)}
     assert all(left != right for left, right in zip(*expected.values(), strict=True))
     inner = updatable(block_causal, num_slots=4, num_pages=24)
     config = EngineConfig(time_slice=4, steps_per_round=2, max_queued_requests=99)
@@ -85,60 +77,67 @@ def test_no_answer_mixes_versions_under_load(mode: Any, block_causal: bool) -> N
     assert len(used) > 2
 
 
-def waiting_engine(**options: Any) -> WaitingEngine:
-    return WaitingEngine(updatable(**options), 1)
+class Client(WaitingEngine):
+    """An engine in the caller's thread, and what it has told of each request."""
 
+    def __init__(self, engine: Engine | None = None, **options: Any) -> None:
+        super().__init__(engine or updatable(**options), 1)
+        self.found: dict[int, list[Update]] = {}
 
-def advance(client: WaitingEngine, found: dict[int, list[Update]], rounds: int = 10**6) -> None:
-    for _ in range(rounds):
-        if not client.open:
-            return
-        for event in client.advance():
-            assert event.update is not None, event.reason
-            found.setdefault(event.uid, []).append(event.update)
+    def ask(self, request: Request) -> None:
+        self.submit(check_request(request, self.limits))
+
+    def run(self, rounds: int = 10**6) -> None:
+        for _ in range(rounds):
+            if not self.open:
+                return
+            for event in self.advance():
+                assert event.update is not None, event.reason
+                self.found.setdefault(event.uid, []).append(event.update)
+
+    def answer(self, request: Request) -> list[int]:
+        """Answer a request to its end."""
+        self.ask(request)
+        self.run()
+        return tokens(self.found[request.uid])
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_requests_that_have_reported_end_on_the_old_weights(mode: Any) -> None:
-    client, found = waiting_engine(num_slots=2), dict[int, list[Update]]()
+    client = Client(num_slots=2)
     # The first reports its first block; the second has just begun; the third waits.
-    late = {"block_length": 8, "decoder": {"kind": "edit"}}  # it reports whole blocks only
-    requests = [asked(0), asked(1, diffusion=late), asked(2)]
-    client.submit(check_request(requests[0], client.limits))
-    while 0 not in found:
-        advance(client, found, 1)
+    requests = [asked(0), asked(1, diffusion=LATE), asked(2)]
+    client.ask(requests[0])
+    while not client.found:
+        client.run(1)
     for request in requests[1:]:
-        client.submit(check_request(request, client.limits))
-    advance(client, found, 1)
-    assert found.keys() == {0}
+        client.ask(request)
+    client.run(1)
+    assert client.found.keys() == {0}
     assert client.update_weights(weights(1), mode) == "1"
-    advance(client, found)
-    versions = {uid: {update.version for update in updates} for uid, updates in found.items()}
+    client.run()
     old, new = (written(seed, requests) for seed in (0, 1))
-    begun = {"finish": "0", "restart": "1"}[mode]
-    assert versions == {0: {"0"}, 1: {begun}, 2: {"1"}}
-    assert tokens(found[0]) == old[0]
-    assert tokens(found[1]) == (old if mode == "finish" else new)[1]
-    assert tokens(found[2]) == new[2]
+    begun = ("0", old[1]) if mode == "finish" else ("1", new[1])
+    for uid, (version, answer) in enumerate([("0", old[0]), begun, ("1", new[2])]):
+        assert {update.version for update in client.found[uid]} == {version}
+        assert tokens(client.found[uid]) == answer
 
 
 @pytest.mark.parametrize("watch", [False, True])
 def test_a_watched_canvas_counts_as_reported(watch: bool) -> None:
-    client, found = waiting_engine(), dict[int, list[Update]]()
-    late = {"block_length": 8, "decoder": {"kind": "edit"}}  # it reports whole blocks only
-    request = replace(asked(0, diffusion=late), watch=watch)
-    client.submit(check_request(request, client.limits))
-    advance(client, found, 1)
-    assert tokens(found.get(0, [])) == []
+    client, request = Client(), replace(asked(0, diffusion=LATE), watch=watch)
+    client.ask(request)
+    client.run(1)
+    assert tokens(client.found.get(0, [])) == []
     client.update_weights(weights(1), "restart")
-    client.submit(check_request(asked(1), client.limits))
-    advance(client, found)
-    assert {update.version for update in found[0]} == {"0" if watch else "1"}
-    assert tokens(found[0]) == written(0 if watch else 1, [request])[0]
+    client.ask(asked(1))
+    client.run()
+    assert {update.version for update in client.found[0]} == {"0" if watch else "1"}
+    assert tokens(client.found[0]) == written(0 if watch else 1, [request])[0]
 
 
 def test_versions_count_up_or_have_names() -> None:
-    client = waiting_engine()
+    client = Client()
     assert client.driver.load().weights_version == "0"
     assert client.update_weights(weights(1)) == "1"
     assert client.update_weights(weights(0), version="step 7") == "step 7"
@@ -151,7 +150,7 @@ def test_versions_count_up_or_have_names() -> None:
     engine = updatable()
     engine.upkeep = None
     with pytest.raises(ValueError, match="cannot be replaced"):
-        WaitingEngine(engine, 1).update_weights(weights(1))
+        Client(engine).update_weights(weights(1))
 
 
 WRONG: list[tuple[dict[str, Tensor], str]] = [
@@ -166,27 +165,23 @@ WRONG: list[tuple[dict[str, Tensor], str]] = [
 @pytest.mark.parametrize(("given", "reason"), WRONG, ids=[each[1][:12] for each in WRONG])
 def test_a_refused_update_changes_nothing(given: dict[str, Tensor], reason: str) -> None:
     engine = updatable()
-    client, request = WaitingEngine(engine, 1), asked(0)
+    client, request = Client(engine), asked(0)
     with pytest.raises(ValueError, match=reason):
         client.update_weights(given)
-    found = dict[int, list[Update]]()
-    client.submit(check_request(request, client.limits))
-    advance(client, found)
-    assert tokens(found[0]) == written(0, [request])[0]
-    assert found[0][0].version == "0" and engine.upkeep is not None and engine.upkeep.given == {}
+    assert client.answer(request) == written(0, [request])[0]
+    assert client.found[0][0].version == "0"
+    assert engine.upkeep is not None and engine.upkeep.given == {}
     assert client.update_weights({"head": weights(1)["head"]}) == "1"  # a part is enough
 
 
 def test_stored_prefixes_are_forgotten() -> None:
-    client, found = waiting_engine(block_causal=True), dict[int, list[Update]]()
+    client, request = Client(block_causal=True), asked(0, length=40)
     for uid, seed in enumerate((0, 0, 1, 1)):
         if uid == 2:
             client.update_weights(weights(1))
-        request = asked(0, length=40)
-        client.submit(check_request(Request(uid, request.prompt, request.params), client.limits))
-        advance(client, found)
-        assert tokens(found[uid]) == written(seed, [request], block_causal=True)[0]
-    assert [found[uid][-1].cached_tokens for uid in range(4)] == [0, 40, 0, 40]
+        found = client.answer(replace(request, uid=uid))
+        assert found == written(seed, [request], block_causal=True)[0]
+    assert [client.found[uid][-1].cached_tokens for uid in range(4)] == [0, 40, 0, 40]
 
 
 class Interrupted(BaseException):
@@ -196,7 +191,7 @@ class Interrupted(BaseException):
 def test_after_an_interrupted_update_only_another_one_helps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    client, request = waiting_engine(), asked(0)
+    client, request = Client(), asked(0)
 
     def interrupt(self: object) -> None:
         raise Interrupted
@@ -204,28 +199,24 @@ def test_after_an_interrupted_update_only_another_one_helps(
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         patch.setattr("diffray.components.checkpoints.update.NewWeights.copy", interrupt)
         client.update_weights(weights(1))
-    client.submit(check_request(request, client.limits))
+    client.ask(request)
     (event,) = client.advance()
     assert "was interrupted" in event.reason
     with pytest.raises(ValueError, match="with all tensors"):
         client.update_weights({"head": weights(1)["head"]})
     client.update_weights(weights(1))
-    found = dict[int, list[Update]]()
-    client.submit(check_request(request, client.limits))
-    advance(client, found)
-    assert tokens(found[0]) == written(1, [request])[0]
+    assert client.answer(request) == written(1, [request])[0]
 
 
 def test_an_interrupted_wait_withdraws_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    inner, request = updatable(), asked(0)
-    client = WaitingEngine(inner, 1)
-    client.submit(check_request(request, client.limits))
+    engine = updatable()
+    client = Client(engine)
+    client.ask(asked(0))
     client.advance()
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(inner, "run", lambda *_: (_ for _ in ()).throw(Interrupted))
+        patch.setattr(engine, "run", lambda *_: (_ for _ in ()).throw(Interrupted))
         client.update_weights(weights(1))
-    found = dict[int, list[Update]]()
-    advance(client, found)
+    client.run()
     assert client.driver.load().weights_version == "0"
 
 
@@ -235,56 +226,29 @@ def test_what_must_be_restored_cannot_be_refused() -> None:
         updatable().run(order, lambda _: _)
 
 
-@pytest.mark.long
-def test_many_updates_leave_memory_flat() -> None:
-    assert in_own_process(growth_by_updates, TIMES) < 2 * TIMES << 10
-
-
-def growth(update: Callable[[int], object], times: int) -> int:
-    """Return by how many bytes the process grows in so many updates, after some others."""
-
-    def resident_after(numbers: range) -> int:
-        for number in numbers:
-            update(number)
-        gc.collect()
-        return resident_bytes()
-
-    before = resident_after(range(times // 5))
-    return resident_after(range(times)) - before
-
-
-def growth_by_updates(times: int) -> int:
-    client, found = waiting_engine(block_causal=True), dict[int, list[Update]]()
-
-    def update(number: int) -> None:
-        client.update_weights(weights(number % 2))
-        if number % 20 == 0:
-            client.submit(check_request(asked(number, length=40), client.limits))
-            advance(client, found)
-            found.clear()
-
-    grown = growth(update, times)
-    load = client.driver.load()
-    assert load.weight_updates == times + times // 5 and load.free_pages == load.num_pages
-    return grown
-
-
 # Real models.
 
 
-@pytest.mark.parametrize("config", [LLADA, LLADA_MOE, SDAR], ids=["llada", "llada_moe", "sdar"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+MODELS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    *((config, {"dtype": "float32"}) for config in (LLADA, LLADA_MOE, SDAR)),
+    *((config, {"dtype": "float64"}) for config in (LLADA, LLADA_MOE, SDAR)),
+    *((LLADA, {"quantization": name}) for name in ("int8", "uint4", "w8a8", "w8a8_fp8")),
+    (LLADA, {"quantization": {"mlp": "fp8"}}),
+]
+
+
+@pytest.mark.parametrize(("config", "options"), MODELS)
 def test_an_updated_model_is_a_fresh_one(
-    tmp_path: Path, config: dict[str, Any], dtype: Any
+    tmp_path: Path, config: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """In float32 matrices are packed, and are packed anew."""
+    """In float32 matrices are packed anew, and quantized ones are rounded anew."""
     config = config | {"mask_token_id": 62, "eos_token_id": 63}
-    weights = random_weights(config)
+    weights = {name: tensor.float() for name, tensor in random_weights(config).items()}
     folders = [
         save(tmp_path / "old", config, weights),
         save(tmp_path / "new", config | {"use_cache": False}, shifted(config)),
     ]
-    old, new = (DiffusionLLM(str(each), dtype=dtype, device="cpu") for each in folders)
+    old, new = (DiffusionLLM(str(each), device="cpu", **options) for each in folders)
     first, second = ids(old), ids(new)
     assert first != second
     model = old.engine.model
@@ -292,8 +256,7 @@ def test_an_updated_model_is_a_fresh_one(
     places = {n: p.data_ptr() for n, p in model.named_parameters() if not p.is_mkldnn}
     assert old.update_weights(folders[1]) == "1"
     assert ids(old) == second
-    state = {name: tensor.float() for name, tensor in weights.items()}
-    assert old.update_weights(state, version="first") == "first"
+    assert old.update_weights(weights, version="first") == "first"
     assert ids(old) == first
     (output,) = old.generate([[1, 2]], max_tokens=2, use_tqdm=False)
     assert output.weights_version == output.outputs[0].weights_version == "first"
@@ -308,9 +271,13 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     lacking = random_weights(LLADA)
     lacking.pop("model.transformer.ln_f.weight")
     short = save(tmp_path / "short", LLADA, lacking)
-    llm = DiffusionLLM(str(old), dtype="float32", device="cpu")
+    nan = {name: each / 0 for name, each in random_weights(LLADA).items()}
+    llm = DiffusionLLM(str(old), quantization="int8", device="cpu")
     before = ids(llm)
+    quantize_checkpoint(old, tmp_path / "int8", "int8", progress=False)
     for folder, reason in (
+        (tmp_path / "int8", "give unquantized weights"),
+        (save(tmp_path / "nan", LLADA, nan), "is NaN or infinite"),
         (wrong, "config.json differs in rms_norm_eps, rope_theta"),
         (save(tmp_path / "moe", LLADA_MOE, random_weights(LLADA_MOE)), "differs in architectures"),
         (short, "1 missing: model.transformer.ln_f.weight"),
@@ -321,37 +288,27 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
         assert ids(llm) == before
 
 
-@pytest.mark.parametrize("quantization", ["int8", "uint4", "w8a8", "w8a8_fp8", {"mlp": "fp8"}])
-def test_a_quantized_model_rounds_them_anew(
-    tmp_path: Path, quantization: str | dict[str, str]
-) -> None:
-    config = LLADA | {"mask_token_id": 62}
-    weights = random_weights(config), shifted(config)
-    folders = [save(tmp_path / str(n), config, each) for n, each in enumerate(weights)]
-    old, new = (
-        DiffusionLLM(str(each), quantization=quantization, device="cpu") for each in folders
-    )
-    first, second = ids(old), ids(new)
-    assert first != second
-    old.update_weights(folders[1])
-    assert ids(old) == second
-    old.update_weights(weights[0])
-    assert ids(old) == first
-    smaller = tmp_path / "int8"
-    quantize_checkpoint(folders[1], smaller, "int8", progress=False)
-    with pytest.raises(ValueError, match="give unquantized weights"):
-        old.update_weights(smaller)
-    assert ids(old) == first
-
-
 @pytest.mark.long
-def test_packing_many_times_leaves_memory_flat(tmp_path: Path) -> None:
-    assert in_own_process(growth_by_packing, tmp_path, TIMES) < 4 * TIMES << 10
+def test_many_updates_leave_memory_flat(tmp_path: Path) -> None:
+    assert in_own_process(growth_by_updates, tmp_path) < 4 * TIMES << 10
 
 
-def growth_by_packing(tmp_path: Path, times: int) -> int:
+def growth_by_updates(tmp_path: Path) -> int:
+    """Return by how many bytes the process grows in many updates, some with requests between."""
     config = LLADA | {"d_model": 128, "mlp_hidden_size": 256}
     states = [random_weights(config), shifted(config)]
     folder = save(tmp_path / "old", config, states[0])
     llm = DiffusionLLM(str(folder), dtype="float32", device="cpu")
-    return growth(lambda number: llm.update_weights(states[number % 2]), times)
+
+    def resident_after(times: int) -> int:
+        for number in range(times):
+            llm.update_weights(states[number % 2])
+            if number % 20 == 0:
+                ids(llm)
+        gc.collect()
+        return resident_bytes()
+
+    before = resident_after(TIMES // 5)
+    grown = resident_after(TIMES) - before
+    assert llm.engine.kv.num_free == llm.limits.num_pages
+    return grown

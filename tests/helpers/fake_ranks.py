@@ -27,7 +27,7 @@ class FakeRanks:
     slots: int
     pages: int
     running: dict[int, dict[str, Any]] = field(default_factory=dict)
-    need: dict[int, int] = field(default_factory=dict)
+    need: dict[int, int] = field(default_factory=dict)  # pages, where not 1
     poison: dict[int, int] = field(default_factory=dict)  # rounds that each is borne for
     waiting: int = 0
     version: str = "0"
@@ -66,7 +66,7 @@ class FakeRanks:
             updates.append(Update(uid, [state["written"]], finish_reason=reason, forwards=1))
             if done:
                 del self.running[uid]
-        free = self.pages - sum(self.need[uid] for uid in self.running)
+        free = self.pages - sum(self.need.get(uid, 1) for uid in self.running)
         assert free >= 0
         stats = Stats(free_pages=free, waiting=self.waiting)
         return Reply(order.number, 1, updates, [], stats, unchanged=unchanged)

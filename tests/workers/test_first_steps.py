@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.golden import EOS, MASK, cases_of, differences
+from benchmarks.golden import EOS, MASK
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.first_steps import Canvas, FirstStep
 from diffray.components.lora import LoRA
@@ -243,39 +243,23 @@ def test_an_approximation_reads_the_whole_pages_of_another_prompt() -> None:
     assert cached(engine, replace(request(4), cache_salt="theirs")) == 0
     _, update = last_update(engine, request(5, max_tokens=TOKENS + 1))
     assert (update.cached_tokens, update.approximate) == (48, True)
-
-
-def test_an_approximation_runs_only_what_follows() -> None:
-    engine, longer = sharing("approx"), request(1, PROMPT + prompt_of(20, seed=3), max_tokens=1)
+    # Only what follows is run.
     assert isinstance(engine.model, CountingModel)
-    run(engine, [request(0)])
     before = engine.model.positions
-    run(engine, [longer])
+    run(engine, [request(1, PROMPT + prompt_of(20, seed=3), max_tokens=1)])
     assert engine.model.positions - before == 70 + 1 - 48
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "family",
-    ["llada", "llada_moe", "dream"],
-)
-def test_golden_tokens_stay(family: str) -> None:
-    """All cases twice, so that the second run finds what the first has kept, and choices of one."""
-    options: dict[str, Any] = {"dtype": "float64", **IDS}
-    cases = cases_of(family)
-    path = str(GOLDEN / family)
-    with DiffusionLLM(path, first_step_caching="step0", max_num_seqs=64, **options) as llm:
-        assert not differences(llm, cases)
-        assert llm.engine.kv.first_steps.num_pages
-        assert not differences(llm, cases)
-        params = SamplingParams(max_tokens=48, n=4, temperature=1.0, seed=7, ignore_eos=True)
-        (shared,) = llm.generate([[*range(1, 60)]], params, use_tqdm=False)
-    with DiffusionLLM(path, **options) as llm:
-        (apart,) = llm.generate([[*range(1, 60)]], params, use_tqdm=False)
-    found, expected = ([c.token_ids for c in row.outputs] for row in (shared, apart))
-    assert found == expected
-    assert [choice.cached_tokens for choice in shared.outputs] == [0, 59, 59, 59]
-    assert [choice.forwards for choice in shared.outputs] == [c.forwards for c in apart.outputs]
+def test_the_option_has_choices_of_one_prompt_share_it() -> None:
+    params = SamplingParams(max_tokens=48, n=4, temperature=1.0, seed=7, ignore_eos=True)
+    found = []
+    for mode, cached in (("off", 0), ("step0", 59)):
+        options: dict[str, Any] = {"dtype": "float64", "first_step_caching": mode, **IDS}
+        with DiffusionLLM(str(GOLDEN / "llada"), **options) as llm:
+            (output,) = llm.generate([[*range(1, 60)]], params, use_tqdm=False)
+        assert [choice.cached_tokens for choice in output.outputs] == [0, cached, cached, cached]
+        found.append([(choice.token_ids, choice.forwards) for choice in output.outputs])
+    assert found[0] == found[1]
 
 
 def test_it_is_refused_where_whole_prefixes_are_shared() -> None:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -79,7 +78,8 @@ def test_tokens_equal_the_originals(
 )
 def test_tokens_equal_the_originals_for_one_more_rule(family: str, name: str, dtype: str) -> None:
     cases = json.loads((GOLDEN / f"{name}.json").read_text())["cases"]
-    compare(model(family, dtype), cases)
+    found = differences(model(family, dtype), cases)
+    assert not found, [(what, described(cases[number])) for number, what in found.items()]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -99,11 +99,6 @@ def test_answers_end_at_the_end_tokens_of_both_configs(family: str, tmp_path: Pa
             (output,) = llm.generate([case["prompt"]], params, use_tqdm=False)
     assert output.outputs[0].finish_reason == "stop"
     assert output.outputs[0].token_ids == case["tokens"][: case["tokens"].index(end) + 1]
-
-
-def compare(llm: DiffusionLLM, cases: list[dict[str, Any]]) -> None:
-    found = differences(llm, cases)
-    assert not found, [(what, described(cases[number])) for number, what in found.items()]
 
 
 def test_a_difference_is_reported_and_ends_with_1(

@@ -15,8 +15,9 @@ from tests.helpers.replays import replays
 @pytest.mark.parametrize("recorded", [False, True])
 def test_every_part_is_counted(recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow step before the forward adds to the idle time alone."""
-    methods = {**vars(Engine)}, {**vars(BatchPlan)}
+    methods, seen = ({**vars(Engine)}, {**vars(BatchPlan)}), replays(monkeypatch)
     rounds, seconds = host_seconds(2, "exact", recorded, 32)
+    assert (len(seen) > 5) == recorded
     assert rounds == 6  # of the two requests one takes 5 steps, the other 6
     assert all(0 < seconds[part] < 1 for part in ("before", "beside", "after"))
     assert ({**vars(Engine)}, {**vars(BatchPlan)}) == methods
@@ -33,11 +34,3 @@ def test_every_part_is_counted(recorded: bool, monkeypatch: pytest.MonkeyPatch) 
     _, slowed = host_seconds(2, "exact", recorded, 32)
     assert slowed["before"] - seconds["before"] > 6 * 0.015
     assert slowed["beside"] < 6 * 0.015
-
-
-def test_recordings_are_used_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = replays(monkeypatch)
-    host_seconds(1, "exact", False, 32)
-    assert not seen
-    host_seconds(1, "exact", True, 32)
-    assert len(seen) > 5

@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from diffray.components.batch import Batch, Window
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
 from tests.helpers.mixed_requests import BIDIRECTIONAL, MIXED
+from tests.helpers.tiny_checkpoints import full_forward
 from tests.helpers.toy import (
-    CPU,
     EOS,
     MASK,
     ScriptedModel,
@@ -51,16 +50,9 @@ def test_suffix_is_seen_and_never_altered(policy: dict[str, object]) -> None:
 def test_guidance_is_llada_s_formula(suffix: tuple[int, ...]) -> None:
     """In one step: unguided + (scale + 1) * (guided - unguided), all given tokens masked."""
     prompt, length, scale = prompt_of(5), 6, 0.9
-
-    def logits(ids: list[int]) -> torch.Tensor:
-        kv = toy_engine(BIDIRECTIONAL).kv
-        pages = torch.tensor(kv.allocate(kv.pages_for(len(ids))))
-        batch = Batch.pack([Window(0, len(ids), len(ids), 0, pages)], CPU, kv.page_size)
-        hidden = BIDIRECTIONAL.forward(BIDIRECTIONAL.embed(torch.tensor(ids)), batch, kv)
-        return BIDIRECTIONAL.head(hidden[len(prompt) : len(prompt) + length])
-
-    blind = logits([MASK] * (len(prompt) + length + len(suffix)))
-    combined = blind + (scale + 1) * (logits([*prompt, *[MASK] * length, *suffix]) - blind)
+    blind = full_forward(BIDIRECTIONAL, [MASK] * (len(prompt) + length + len(suffix)))
+    seen = full_forward(BIDIRECTIONAL, [*prompt, *[MASK] * length, *suffix])
+    combined = (blind + (scale + 1) * (seen - blind))[len(prompt) : len(prompt) + length]
     combined[:, MASK] = -torch.inf
     found = infill(
         prompt, suffix, max_tokens=length,

@@ -112,29 +112,6 @@ def test_the_host_forgets_the_longest_unused_first_and_ends_before_beginnings() 
     assert small.kv.prefixes.num_host == BLOCK // PAGE
 
 
-def test_who_gave_way_is_copied_back_instead_of_run_again() -> None:
-    ran = []
-    for host_pages in (0, 100):
-        engine = engine_of(host_pages=host_pages)
-        model = engine.model
-        assert isinstance(model, CountingModel)
-        engine.add(request(0, PROMPTS[0], max_tokens=60))
-        updates: list[Update] = []
-        while not any(update.ids for update in updates):
-            updates += engine.step()
-        engine.preempt(0)
-        engine.waiting.appendleft(engine.check(request(1, PROMPTS[1], max_tokens=60)))
-        before = model.positions
-        while not engine.idle:
-            updates += engine.step()
-        ran.append(model.positions - before)
-        for uid in range(2):
-            tokens = [token for update in updates if update.uid == uid for token in update.ids]
-            assert tokens == alone(request(uid, PROMPTS[uid], max_tokens=60))
-        assert updates[-1].cached_tokens == 0, "it was there because this request had stored it"
-    assert ran[0] - ran[1] == 6 * BLOCK
-
-
 def test_what_nobody_uses_for_long_is_forgotten_in_both_tiers() -> None:
     engine = engine_of(prefix_ttl=10.0)
     assert cached(engine, request(0, PROMPTS[0]), now=100.0) == 0
@@ -185,7 +162,6 @@ def served(
     engine: Engine,
     asked: list[CheckedRequest],
     lost: Iterator[int] | None = None,
-    fresh: type[CountingModel] = CountingModel,
 ) -> dict[int, list[int]]:
     """Run requests through a scheduler; `lost` are rounds after which the ranks are replaced."""
     tokens: dict[int, list[int]] = {each.uid: [] for each in asked}

@@ -287,7 +287,6 @@ def test_what_is_held_by_others_needs_no_pages() -> None:
     assert drain(engine) and engine.kv.num_free == 16
 
 
-Story = tuple[list[tuple[str, int, int]], int, int, int, int]
 FAMILY = [LONG[:40], LONG[:100], LONG[:170], LONG[:96] + prompt_of(50, 3), prompt_of(70, 4)]
 ACTIONS = st.one_of(
     st.tuples(st.just("add"), st.integers(0, len(FAMILY) - 1), st.sampled_from([BLOCK, 12])),
@@ -296,29 +295,18 @@ ACTIONS = st.one_of(
     st.tuples(st.just("wait"), st.integers(0, 4), st.just(0)),
     st.tuples(st.just("interrupt"), st.just(0), st.just(0)),
 )
-STORIES = st.tuples(
-    st.lists(ACTIONS, min_size=6, max_size=24),
-    st.sampled_from([30, 45, 200]),
-    st.sampled_from([0, 11, 300]),
-    st.sampled_from([32, 512]),
-    st.sampled_from([0, 1]),
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(
+    actions=st.lists(ACTIONS, min_size=6, max_size=24),
+    pages=st.sampled_from([30, 45, 200]),
+    host=st.sampled_from([0, 11, 300]),
+    chunk=st.sampled_from([32, 512]),
+    shift=st.sampled_from([0, 1]),
 )
-
-
-@settings(max_examples=20)
-@given(STORIES)
-def test_whatever_happens_tokens_are_those_of_one_alone(story: Story) -> None:
-    live(*story)
-
-
-@pytest.mark.long
-@settings(max_examples=60)
-@given(STORIES)
-def test_whatever_else_happens_they_are_too(story: Story) -> None:
-    live(*story)
-
-
-def live(
+def test_whatever_happens_tokens_are_those_of_one_alone(
     actions: list[tuple[str, int, int]], pages: int, host: int, chunk: int, shift: int
 ) -> None:
     """Add, cancel, preempt, interrupt and step, in so few pages; check tokens and pages."""
@@ -360,29 +348,15 @@ def live(
     assert engine.kv.num_free == pages
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["llada2_moe", "fast_dllm_v2", "sdar", "sdar_moe"],  # blocks of 32, SDAR's of 4
-)
-def test_nothing_is_kept_where_it_is_switched_off(family: str) -> None:
-    params = SamplingParams(max_tokens=8)
-    prompt = list(range(1, 100))
-    for enabled, expected in ((None, 96), (True, 96), (False, 0)):
-        options = {"dtype": "float64", "enable_prefix_caching": enabled, **IDS}
-        with DiffusionLLM(str(GOLDEN / family), **options) as llm:
-            first, second = (llm.generate(prompt, params)[0] for _ in range(2))
-        assert (first.cached_tokens, second.cached_tokens) == (0, expected)
-        assert first.outputs[0].token_ids == second.outputs[0].token_ids
-
-
-def test_it_is_refused_where_it_could_do_nothing() -> None:
+def test_the_option_decides_and_choices_of_one_prompt_share_it() -> None:
+    params = SamplingParams(max_tokens=8, n=3, temperature=1.0, seed=3)
+    tokens = []
+    for enabled, cached in ((None, 96), (True, 96), (False, 0)):
+        with DiffusionLLM(FOLDER, dtype="float64", enable_prefix_caching=enabled, **IDS) as llm:
+            (output,) = llm.generate([list(range(1, 100))], params)
+        assert [choice.cached_tokens for choice in output.outputs] == [0, cached, cached]
+        assert output.cached_tokens == 0
+        tokens.append([choice.token_ids for choice in output.outputs])
+    assert tokens[0] == tokens[1] == tokens[2]
     with pytest.raises(ValueError, match="enable_prefix_caching needs block-causal attention"):
         DiffusionLLM(str(GOLDEN / "llada"), enable_prefix_caching=True)
-
-
-def test_choices_of_one_prompt_share_it() -> None:
-    params = SamplingParams(max_tokens=8, n=3, temperature=1.0, seed=3)
-    with DiffusionLLM(FOLDER, dtype="float64", **IDS) as llm:
-        (output,) = llm.generate([list(range(1, 100))], params)
-    assert [choice.cached_tokens for choice in output.outputs] == [0, 96, 96]
-    assert output.cached_tokens == 0

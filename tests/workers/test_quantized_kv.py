@@ -1,10 +1,9 @@
 """The engine's promises hold with K/V in few bits: what a query reads depends on nobody else."""
 
 import pytest
-import torch
 
 from diffray import DiffusionLLM
-from diffray.components.kv_pool import kv_format, position_bytes
+from diffray.components.kv_pool import kv_format
 from diffray.components.params import SamplingParams
 from diffray.kernels.formats import Format
 from diffray.workers.messages import Request
@@ -47,15 +46,6 @@ def test_the_same_memory_holds_more_positions() -> None:
             assert llm.engine.kv.nbytes <= (4 << 20) + llm.engine.kv.nbytes // pages[name]
     assert pages["int8"] / pages["auto"] == pytest.approx(32 / 9, rel=0.05)  # 128 to 36 bytes
     assert pages["uint4"] / pages["auto"] == pytest.approx(32 / 5, rel=0.05)  # 128 to 20 bytes
-
-
-def test_heads_of_128_take_a_half_and_less_than_a_third_of_bfloat16() -> None:
-    shapes = [(4, 128)] * 20
-    sizes = {
-        name: position_bytes(shapes, torch.bfloat16, kv_format(name, shapes))
-        for name in ("auto", "int8", "uint4")
-    }
-    assert sizes == {"auto": 40_960, "int8": 21_120, "uint4": 12_800}
 
 
 def test_heads_that_do_not_fit_a_format_are_refused_in_one_sentence() -> None:

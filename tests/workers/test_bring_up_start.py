@@ -81,17 +81,14 @@ def test_later_starts_read_what_the_first_found(tried: list[TrialPlan]) -> None:
     assert len(tried) == 3
 
 
-def test_without_bring_up_nothing_is_tried_nor_kept(tried: list[TrialPlan], tmp_path: Path) -> None:
-    assert bring_up(MODEL, EngineOptions(bring_up=False), Mesh()) == Findings()
-    assert not tried and not [*tmp_path.rglob("*.json")]
-
-
-@pytest.mark.parametrize("options", [{"kernels": "torch"}, {"device": "cpu"}])
-def test_without_variants_to_choose_from_nothing_is_tried(
-    options: dict[str, Any], tried: list[TrialPlan]
+@pytest.mark.parametrize(
+    "options", [{"bring_up": False}, {"kernels": "torch"}, {"device": "cpu"}], ids=str
+)
+def test_unasked_or_without_variants_to_choose_from_nothing_is_tried(
+    options: dict[str, Any], tried: list[TrialPlan], tmp_path: Path
 ) -> None:
     assert bring_up(MODEL, EngineOptions(**options), Mesh()) == Findings()
-    assert not tried
+    assert not tried and not [*tmp_path.rglob("*.json")]
 
 
 def test_graphs_that_are_not_wanted_are_not_tried(tried: list[TrialPlan]) -> None:

@@ -21,13 +21,7 @@ from diffray.components.sequence import Sequence
 from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
-from tests.helpers.mixed_requests import (
-    BIDIRECTIONAL,
-    CAUSAL,
-    DECODERS,
-    SHIFTED,
-    SHIFTED_CAUSAL,
-)
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, DECODERS, SHIFTED, SHIFTED_CAUSAL
 from tests.helpers.tiny_checkpoints import full_forward
 from tests.helpers.toy import (
     EOS,
@@ -135,10 +129,7 @@ def test_nothing_after_the_end_token(early_stop: bool, where: int) -> None:
     engine = toy_engine(model)
     params = SamplingParams(
         max_tokens=32,
-        diffusion={
-            "block_length": 8,
-            "iteration": {"kind": "blockwise", "early_stop": early_stop},
-        },
+        diffusion={"block_length": 8, "iteration": {"kind": "blockwise", "early_stop": early_stop}},
     )
     ids, update = last_update(engine, Request(0, prompt, params))
     assert ids == [1] * where + [EOS]

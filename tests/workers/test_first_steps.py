@@ -1,7 +1,6 @@
 """With two-way attention, requests with the same canvas share its first step; no token changes."""
 
 import random
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from diffray.components.lora import LoRA
 from diffray.kernels.formats import Format
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
+from tests.helpers.page_owners import pages_are_in_order
 from tests.helpers.paths import GOLDEN
 from tests.helpers.toy import (
     CountingModel,
@@ -203,17 +203,6 @@ def test_no_token_changes_under_eviction_and_preemption(
     assert found == expected
     assert any(kept) and not all(kept)
     assert engine.preemptions
-
-
-def pages_are_in_order(engine: Engine) -> None:
-    """Each page is free, of a sequence or its copies, or of one first step."""
-    pages = Counter(engine.kv.unused)
-    for sequence in engine.running:
-        for canvas in (sequence, sequence.uncond, *sequence.drafts):
-            pages.update([] if canvas is None else canvas.pages)
-    kept = [page for step in engine.kv.first_steps.kept.values() for page in step.pages]
-    assert len(kept) == engine.kv.first_steps.num_pages
-    assert pages + Counter(kept) == Counter(range(1, engine.kv.num_pages))
 
 
 def test_an_interrupted_first_step_is_run_again() -> None:

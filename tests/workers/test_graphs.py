@@ -211,8 +211,7 @@ def test_ranks_replay_the_same_collectives_and_find_the_tokens_of_one(
     params = SamplingParams(max_tokens=24, ignore_eos=True, diffusion={"block_length": 8})
     requests = [Request(uid, prompt_of(5 + 3 * uid), params) for uid in range(3)]
     seen: dict[int, list[object]] = defaultdict(list)  # of each rank, which is a thread
-    replayed: dict[Bucket, set[tuple[object, ...]]] = defaultdict(set)
-    gather, forward, smallest = ThreadMesh.all_gather, Recorded.forward, Mesh.smallest
+    gather, smallest = ThreadMesh.all_gather, Mesh.smallest
 
     def gathered(mesh: ThreadMesh, x: Tensor) -> Tensor:
         seen[threading.get_ident()].append(x.shape)
@@ -222,13 +221,6 @@ def test_ranks_replay_the_same_collectives_and_find_the_tokens_of_one(
         seen[threading.get_ident()].append(name)
         return smallest(mesh, name, value)
 
-    def noted(recorded: Recorded) -> Tensor:
-        own = seen[threading.get_ident()]
-        start = len(own)
-        out = forward(recorded)
-        replayed[recorded.bucket].add(tuple(own[start:]))
-        return out
-
     def work(mesh: Mesh) -> dict[int, list[int]]:
         return run(build_rank(str(GOLDEN / "llada_moe"), options, mesh), requests)
 
@@ -237,12 +229,12 @@ def test_ranks_replay_the_same_collectives_and_find_the_tokens_of_one(
     monkeypatch.setattr("diffray.workers.graphs.peak_memory", lambda _device, run: run() or 0)
     monkeypatch.setattr(ThreadMesh, "all_gather", gathered)
     monkeypatch.setattr(Mesh, "smallest", agreed)
-    monkeypatch.setattr(Recorded, "forward", noted)
+    replayed = replays(monkeypatch)
     assert on_ranks(2, work) == [expected, expected]
     one, other = (events for events in seen.values() if len(events) > 1)
     assert one == other
     assert one[0] == "loaded"  # no rank waits in a collective for one that is still loading
-    assert replayed and all(len(ways) == 1 for ways in replayed.values())
+    assert replayed
 
 
 @pytest.mark.parametrize(

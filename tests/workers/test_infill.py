@@ -9,15 +9,7 @@ from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
 from tests.helpers.mixed_requests import BIDIRECTIONAL, MIXED
 from tests.helpers.tiny_checkpoints import full_forward
-from tests.helpers.toy import (
-    EOS,
-    MASK,
-    ScriptedModel,
-    certain,
-    prompt_of,
-    run,
-    toy_engine,
-)
+from tests.helpers.toy import EOS, MASK, ScriptedModel, certain, prompt_of, run, toy_engine
 
 SUFFIX = (7, EOS, MASK, 9, 11, 3, 2, 60, 1)
 

@@ -238,9 +238,9 @@ def test_a_request_resumes_with_the_same_tokens() -> None:
     requests = draw_requests(2, 3)
     expected = texts(run_all(toy_engine(ToyModel()), requests))
     engine = toy_engine(ToyModel())
-    found = updates_of(engine, requests, 1, rounds=4)
+    found = updates_of(engine, requests, 1, rounds=2)
     engine.preempt(engine.running[-1].uid)
-    found += updates_of(engine, [], 1, rounds=5)
+    found += updates_of(engine, [], 1, rounds=3)
     heard = {request.uid: [u for u in found if u.uid == request.uid] for request in requests}
     left = [replace(request, resume=Resume.after(heard[request.uid])) for request in requests]
     assert engine.running and not any(update.finish_reason for update in found)

@@ -13,16 +13,7 @@ from diffray.components.params import SamplingParams
 from diffray.kernels import noise
 from diffray.workers.messages import Request
 from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, PENALTIES
-from tests.helpers.toy import (
-    EOS,
-    MASK,
-    VOCAB,
-    ScriptedModel,
-    generate,
-    prompt_of,
-    run,
-    toy_engine,
-)
+from tests.helpers.toy import EOS, MASK, VOCAB, ScriptedModel, generate, prompt_of, run, toy_engine
 
 BLOCK = 8
 FEW = 12  # tokens that the table likes, so that they come back

@@ -158,10 +158,7 @@ def test_prefixes_of_one_hash_are_told_apart() -> None:
 
 
 def served(
-    driver: Driver,
-    engine: Engine,
-    asked: list[CheckedRequest],
-    lost: Iterator[int] | None = None,
+    driver: Driver, engine: Engine, asked: list[CheckedRequest], lost: Iterator[int] | None = None
 ) -> dict[int, list[int]]:
     """Run requests through a scheduler; `lost` are rounds after which the ranks are replaced."""
     tokens: dict[int, list[int]] = {each.uid: [] for each in asked}

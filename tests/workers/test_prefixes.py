@@ -1,7 +1,6 @@
 """Requests that begin alike share K/V, and nobody's tokens change for it."""
 
 import time
-from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from diffray import DiffusionLLM
 from diffray.components.params import SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Resume, Update
+from tests.helpers.page_owners import pages_are_in_order
 from tests.helpers.paths import GOLDEN
 from tests.helpers.toy import (
     CountingModel,
@@ -64,35 +64,6 @@ def positions(engine: Engine, requests: list[Request]) -> int:
     return engine.model.positions - before
 
 
-def pages_are_in_order(engine: Engine) -> None:
-    """Each page is free, idle, shared by those who hold its node, or one sequence's own."""
-    free = Counter(engine.kv.unused)
-    for node in engine.kv.prefixes.idle:
-        assert node.stored and not node.holders
-        free.update(node.pages)
-    shared = {node for sequence in engine.running for node in sequence.nodes}
-    for node in shared:
-        free.update(node.pages)
-    for sequence in engine.running:
-        first = [page for node in sequence.nodes for page in node.pages]
-        assert sequence.pages[: len(first)] == first
-        free.update(sequence.pages[len(first) :])
-        free.update(sequence.uncond.pages if sequence.uncond else ())
-    assert free == Counter(range(1, engine.kv.num_pages))
-    assert engine.kv.num_free == len(engine.kv.unused) + sum(
-        len(node.pages) for node in engine.kv.prefixes.idle
-    )
-    prefixes = engine.kv.prefixes
-    host = Counter(prefixes.free_host)
-    for node in prefixes.away:
-        assert node.stored and not node.holders and not node.pages
-        assert all(child in prefixes.away for child in node.children.values())
-        host.update(node.host_pages)
-    assert host == Counter(range(engine.kv.host.num_pages))
-    kept = shared | {*prefixes.idle}
-    assert prefixes.num_device == sum(len(node.pages) for node in kept)
-
-
 @pytest.mark.parametrize("chunk", [32, 512])
 def test_a_beginning_is_run_once_for_all_who_come_later(chunk: int) -> None:
     engine = toy_engine(CountingModel(), chunk=chunk)
@@ -113,16 +84,8 @@ def test_those_who_come_together_run_their_beginning_once(chunk: int) -> None:
     apart = toy_engine(CountingModel(), chunk=chunk)
     apart.kv.prefixes.enabled = False
     saved = positions(apart, requests) - positions(sharing, requests)
+    assert sharing.forwards <= apart.forwards
     assert saved == (18 + 18 + 12) * BLOCK
-
-
-def test_forwards_are_no_more_when_others_store_the_same() -> None:
-    counts = []
-    for number in (1, 4):
-        engine = toy_engine(CountingModel(), chunk=32)
-        run(engine, [request(0, LONG)] * 1 + [request(0, LONG)] * (number - 1), steps=3)
-        counts.append(engine.forwards)
-    assert counts[0] == counts[1]
 
 
 def test_a_conversation_goes_on_from_what_was_written() -> None:

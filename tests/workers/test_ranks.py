@@ -180,12 +180,7 @@ def load_half(_: Mesh, path: str) -> tuple[int, int]:
 
 
 def test_loading_a_shard_takes_the_memory_of_the_shard(tmp_path: Path) -> None:
-    config = LLADA | {
-        "d_model": 1024,
-        "n_layers": 8,
-        "mlp_hidden_size": 4096,
-        "vocab_size": 8192,
-    }
+    config = LLADA | {"d_model": 1024, "n_layers": 8, "mlp_hidden_size": 4096, "vocab_size": 8192}
     parts = build_model(config, Mesh(), torch.bfloat16).parts(set())
     weights = {name: torch.zeros(part.shape, dtype=torch.bfloat16) for name, part in parts.items()}
     path = save(tmp_path, config, weights)

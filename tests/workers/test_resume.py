@@ -6,13 +6,7 @@ import pytest
 
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request, Resume
-from tests.helpers.mixed_requests import (
-    BIDIRECTIONAL,
-    CAUSAL,
-    MIXED,
-    MIXED_CAUSAL,
-    mixed_requests,
-)
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
 from tests.helpers.resuming import Story, cut_and_resume, updates_of
 from tests.helpers.toy import EOS, ScriptedModel, certain, prompt_of, toy_engine
 

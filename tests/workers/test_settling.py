@@ -12,13 +12,7 @@ from diffray.kernels.choose import TORCH
 from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
-from tests.helpers.mixed_requests import (
-    BIDIRECTIONAL,
-    BOTH,
-    CAUSAL,
-    Policies,
-    mixed_requests,
-)
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL
 from tests.helpers.toy import ToyModel, prompt_of, toy_engine
 
 Found = dict[int, list[tuple[Any, ...]]]
@@ -115,21 +109,11 @@ def test_the_usual_decoders_end_their_steps_in_one_kernel(
     assert set(seen) == {"settle"}
 
 
-@BOTH
-def test_what_the_kernel_has_no_rule_for_is_accepted_as_before(
-    model: ToyModel, policies: Policies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests = mixed_requests(policies)
-    expected = everything(toy_engine(model), requests)
-    engine = toy_engine(model)
-    seen = watched(engine, monkeypatch)
-    check(everything(engine, requests), expected)
-    assert "accept" in seen
-
-
 OTHERS: list[dict[str, Any]] = [
     {"diffusion": {"decoder": {"kind": "fixed", "remasking": "random"}}},
     {"diffusion": {"decoder": {"kind": "factor"}}},
+    {"diffusion": {"decoder": {"kind": "edit"}}},
+    {"diffusion": {"decoder": {"kind": "credit"}}, "temperature": 0.7},
     {"diffusion": {"decoder": {"kind": "threshold"}, "iteration": {"kind": "soft"}}},
     {"diffusion": {"decoder": {"kind": "threshold"}, "cfg_scale": 0.5}},
     {"diffusion": {"speculation": {"kind": "verify"}}},

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from diffray import DiffusionLLM, SamplingParams
+from diffray import SamplingParams
 from diffray.workers.messages import Request
-from examples.train_demo.tasks import chat, held_out_items
 from tests.helpers.speculating import draw_requests, run_all, speculating, texts
 from tests.helpers.toy import ToyModel, prompt_of, toy_engine
 
@@ -43,24 +42,6 @@ def test_tokens_and_steps_are_those_without(kind: str, count: int, seed: int) ->
     assert after < before
     crowded = toy_engine(model, num_pages=80)
     assert texts(run_all(crowded, drafted)) == expected
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("model", ["demo", "demo-llada2"])
-def test_fixed_steps_take_two_thirds_of_the_forwards(model: str) -> None:
-    """One position for each step, held-out questions, the drafts that are run by default."""
-    chats = list(map(chat, held_out_items(8, seed=1)))
-    policy: dict[str, Any] = {"decoder": {"kind": "fixed", "steps": 64}, "block_length": 32}
-    found = []
-    with DiffusionLLM(model, dtype="float32") as llm:
-        for more in ({}, VERIFY):
-            params = SamplingParams(max_tokens=64, diffusion=policy | more)
-            outputs = [llm.chat(chat, params, use_tqdm=False)[0] for chat in chats]
-            tokens = [out.outputs[0].token_ids for out in outputs]
-            found.append((tokens, sum(out.forwards for out in outputs)))
-    (plain, before), (drafted, after) = found
-    assert drafted == plain
-    assert after * 1.5 <= before, (before, after)
 
 
 def test_drafts_give_way_to_sequences() -> None:

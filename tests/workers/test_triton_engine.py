@@ -54,9 +54,7 @@ def check_first_block(
 
 
 @pytest.mark.long
-def test_golden_tokens_come_out_of_split_keys(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_golden_tokens_come_out_of_split_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which small models do not need: splits of 32 keys, and in float32 too."""
     attend = replace(attention.ATTEND, own_variants=lambda *_: [split])
     split = Variant("split", partial(attention.attend, split_keys=32))

@@ -26,7 +26,7 @@ from diffray.workers import batch_plan
 from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
-from diffray.workers.graphs import Bucket, Graphs, Recorded, buckets_for, halves, memory_for
+from diffray.workers.graphs import Bucket, Graphs, Recorded, buckets_for, halves
 from diffray.workers.messages import Request
 from diffray.workers.setup import build_rank
 from diffray.workers.sleeper import Sleeper
@@ -183,22 +183,6 @@ def test_the_smallest_bucket_that_fits_is_taken() -> None:
     ):  # fmt: skip
         found = graphs.fit(windows, length)
         assert (found and found.bucket) == expected
-
-
-def test_the_memory_of_graphs_is_found_by_running_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = toy_engine(BIDIRECTIONAL, num_pages=1)  # the one that is never handed out
-    ran: list[int] = []
-
-    class Noted(ToyModel):
-        def head(self, hidden_RH: Tensor) -> Tensor:
-            ran.append(len(hidden_RH))
-            return super().head(hidden_RH)
-
-    assert memory_for(Bucket(2, 16), Noted(), engine.kv, engine.slots) == 0
-    assert ran == []  # on a CPU, which has one memory, nothing is run
-    monkeypatch.setattr("diffray.workers.graphs.peak_memory", lambda _device, run: run() or 7)
-    assert memory_for(Bucket(2, 16), Noted(), engine.kv, engine.slots) == 7
-    assert ran == [32]
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
 from tests.helpers.mixed_requests import BIDIRECTIONAL, MIXED
 from tests.helpers.tiny_checkpoints import full_forward
-from tests.helpers.toy import EOS, MASK, ScriptedModel, certain, prompt_of, run, toy_engine
+from tests.helpers.toy import EOS, MASK, prompt_of, run, toy_engine
 
 SUFFIX = (7, EOS, MASK, 9, 11, 3, 2, 60, 1)
 
@@ -51,9 +51,3 @@ def test_guidance_is_llada_s_formula(suffix: tuple[int, ...]) -> None:
         diffusion={"cfg_scale": scale, "decoder": {"kind": "fixed", "steps": 1}},
     )  # fmt: skip
     assert found == combined.argmax(-1).tolist()
-
-
-def test_end_token_in_the_gap_ends_the_text() -> None:
-    model = ScriptedModel(certain({5 + 4: EOS}))
-    ids = run(toy_engine(model), [Request(0, prompt_of(5), SamplingParams(max_tokens=9), (3, 4))])
-    assert ids == {0: [1, 1, 1, 1, EOS]}

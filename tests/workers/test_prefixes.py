@@ -140,27 +140,6 @@ def test_blocks_that_are_no_whole_pages_share_what_is_both() -> None:
     assert tokens == alone(request(1, PROMPT, block_length=12))
 
 
-@pytest.mark.parametrize("after", [0, 1, 3])
-def test_another_takes_over_when_who_stores_goes(after: int) -> None:
-    requests = [request(uid, LONG) for uid in range(3)]
-    took = []
-    for sharing in (True, False):
-        model = CountingModel()
-        engine = toy_engine(model, chunk=32)
-        engine.kv.prefixes.enabled = sharing
-        for each in requests:
-            engine.add(each)
-        for _ in range(after):
-            engine.step()
-        engine.cancel(0)
-        pages_are_in_order(engine)
-        tokens = drain(engine)
-        assert tokens == {uid: alone(requests[uid], chunk=32) for uid in (1, 2)}
-        took.append(model.positions)
-    # Of three who would have run two blocks at a time, one did.
-    assert took[1] - took[0] == 18 * BLOCK + after * 2 * BLOCK
-
-
 @pytest.mark.parametrize("steps", [1, 8])
 def test_who_shares_but_a_block_with_a_long_prompt_waits_for_no_more(steps: int) -> None:
     forwards = []

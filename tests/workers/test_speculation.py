@@ -6,15 +6,9 @@ import pytest
 
 from diffray import SamplingParams
 from diffray.workers.messages import Request
-from tests.helpers.speculating import draw_requests, run_all, speculating, texts
+from tests.helpers.speculating import KINDS, draw_requests, run_all, speculating, texts
 from tests.helpers.toy import ToyModel, prompt_of, toy_engine
 
-KINDS: dict[str, dict[str, Any]] = {
-    "bidirectional": {},
-    "shifted": {"logit_shift": 1},
-    "causal": {"block_causal": True},
-    "shifted causal": {"logit_shift": 1, "block_causal": True},
-}
 VERIFY = {"speculation": {"kind": "verify"}}
 SLOW = SamplingParams(
     max_tokens=40,

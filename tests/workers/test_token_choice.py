@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
@@ -92,31 +90,6 @@ def test_rankings_begin_with_the_greedy_choice(
             assert MASK not in dict(top)
             count += 1
     assert count == 30
-
-
-def test_rankings_are_of_the_step_at_which_a_token_became_final() -> None:
-    """One position a step: at each, the model says another distribution."""
-    step = iter(range(100))
-
-    class Changing(ScriptedModel):
-        def head(self, hidden_RH: Tensor) -> Tensor:
-            shift = float(next(step))
-            self.script = lambda position: {1: 2.0 + shift, 2: 1.0, 3: 0.5, MASK: 1.5}
-            return super().head(hidden_RH)
-
-    params = SamplingParams(
-        max_tokens=4, logprobs=True, top_logprobs=2, diffusion={"decoder": {"kind": "fixed"}}
-    )
-    found = updates_of(toy_engine(Changing(lambda _: {})), [Request(0, (9,), params)], 2)
-    tops = [top for update in found for top in update.top_logprobs]
-    at = [step for update in found for step in update.steps]
-    for when, top in zip(at, tops, strict=True):
-        logits = torch.zeros(VOCAB, dtype=torch.float64)
-        logits[[1, 2, 3, MASK]] = torch.tensor([2.0 + when, 1, 0.5, 1.5], dtype=torch.float64)
-        logprobs = logits.log_softmax(-1)
-        assert [token for token, _ in top] == [1, 2]
-        assert [value for _, value in top] == pytest.approx(logprobs[[1, 2]].tolist(), abs=1e-6)
-    assert len(set(at)) > 1
 
 
 def test_rankings_leave_out_what_is_forbidden() -> None:

@@ -102,12 +102,16 @@ def test_sampled_tokens_are_those_of_torch() -> None:
     assert found[0] != found[1]
 
 
-def test_triton_on_a_cpu_is_for_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton import knobs
 
     monkeypatch.setattr(knobs.runtime, "interpret", True)
     assert choose_kernels("triton", CPU, torch.float32).name == "triton"
     monkeypatch.setattr(knobs.runtime, "interpret", False)
+    with pytest.raises(ValueError, match="do not support float64; choose a dtype of bfloat16"):
+        choose_kernels("triton", CPU, torch.float64)
+    with pytest.raises(ValueError, match="kernels is 'cuda'; expected one of auto, torch, triton"):
+        choose_kernels("cuda", CPU, torch.float32)
     with pytest.raises(ValueError, match=r"the device is cpu; choose cuda, or .* TRITON_INTERPRET"):
         choose_kernels("triton", CPU, torch.float32)
 
@@ -126,10 +130,3 @@ def test_auto_is_triton_where_it_is_installed_and_the_gpu_is_new(
     assert choose_kernels("auto", gpu, torch.float32) is TORCH
     with pytest.raises(ValueError, match=r"is not installed; pip install 'diffray\[triton\]'"):
         choose_kernels("triton", CPU, torch.float32)
-
-
-def test_kernels_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not support float64; choose a dtype of bfloat16"):
-        choose_kernels("triton", CPU, torch.float64)
-    with pytest.raises(ValueError, match="kernels is 'cuda'; expected one of auto, torch, triton"):
-        choose_kernels("cuda", CPU, torch.float32)

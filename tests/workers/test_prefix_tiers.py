@@ -13,7 +13,6 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.scheduler import Scheduler
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
-from diffray.kernels.formats import Format
 from diffray.workers.admission import CheckedRequest, check_request
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
@@ -80,16 +79,6 @@ def test_what_the_device_has_no_room_for_comes_back_from_the_host() -> None:
     assert found.host_bytes == 48 * page - found.device_bytes
     assert found.stored_bytes == found.loaded_bytes + found.host_bytes
     assert small.stats().prefixes.host_queries == 0
-
-
-def test_k_v_in_a_byte_come_back_as_they_were() -> None:
-    form = Format("uint8")
-    engine = engine_of(form=form)
-    for turn in range(2):
-        for prompt in PROMPTS:
-            expected = run(toy_engine(ToyModel(block_causal=True), form=form), [request(0, prompt)])
-            assert run(engine, [request(0, prompt)]) == expected
-        assert (engine.stats().prefixes.host_hits > 0) == bool(turn)
 
 
 def test_the_host_forgets_the_longest_unused_first_and_ends_before_beginnings() -> None:

@@ -133,7 +133,8 @@ def run_case(mesh: Mesh, case: Case) -> Found:
     for request in requests:
         engine.add(request)
     none: dict[int, list[Any]] = {request.uid: [] for request in requests}
-    found = Found(logits_TV, *(deepcopy(none) for _ in range(4)), True)
+    tokens, steps, logprobs, tops = (deepcopy(none) for _ in range(4))
+    found = Found(logits_TV, tokens, steps, logprobs, tops, True)
     while not engine.idle:
         for update in engine.step(2):
             found.tokens[update.uid] += update.ids

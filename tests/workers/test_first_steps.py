@@ -37,8 +37,8 @@ def request(uid: int, prompt: tuple[int, ...] = PROMPT, **params: Any) -> Reques
     return Request(uid, prompt, SamplingParams(**given, diffusion=diffusion))
 
 
-def sharing(mode: str = "step0", **options: Any) -> Engine:
-    return toy_engine(CountingModel(block_causal=False), first_steps=mode, **options)
+def sharing(mode: str = "step0", shift: int = 0, **options: Any) -> Engine:
+    return toy_engine(CountingModel(False, logit_shift=shift), first_steps=mode, **options)
 
 
 def positions(engine: Engine, requests: list[Request]) -> int:
@@ -49,8 +49,11 @@ def positions(engine: Engine, requests: list[Request]) -> int:
     return engine.model.positions - before
 
 
-def alone(requests: list[Request], form: Format | None = None) -> dict[int, list[int]]:
-    return {each.uid: run(toy_engine(ToyModel(), form=form), [each])[each.uid] for each in requests}
+def alone(
+    requests: list[Request], form: Format | None = None, shift: int = 0
+) -> dict[int, list[int]]:
+    model = ToyModel(logit_shift=shift)
+    return {each.uid: run(toy_engine(model, form=form), [each])[each.uid] for each in requests}
 
 
 def cached(engine: Engine, each: Request) -> int:
@@ -120,18 +123,6 @@ def test_decoders_caches_and_seeds_may_differ() -> None:
             assert cached(engine, each) == len(PROMPT), diffusion
 
 
-@pytest.mark.parametrize("iteration", ["blockwise", "first_token"])
-def test_logits_about_the_next_position_are_kept_too(iteration: str) -> None:
-    """The position before the block decides the first one, alone or not."""
-    model, diffusion = ToyModel(logit_shift=1), {"iteration": iteration}
-    engine = toy_engine(model, first_steps="step0")
-    for uid in range(2):
-        each = request(uid, diffusion=diffusion)
-        expected = run(toy_engine(model), [each])[uid]
-        ids, update = last_update(engine, each)
-        assert (ids, update.cached_tokens) == (expected, uid * len(PROMPT))
-
-
 def test_each_adapter_and_each_version_has_its_own() -> None:
     """`LoRA` counts its loads, so one that was replaced is another one."""
     engine = sharing()
@@ -175,14 +166,19 @@ def draw_requests(count: int, seed: int) -> list[Request]:
     return found
 
 
-@pytest.mark.parametrize(("seed", "form"), [(0, None), (1, Format("uint8"))])
+@pytest.mark.parametrize(
+    ("seed", "form", "shift"), [(0, None, 0), (1, Format("uint8"), 0), (0, None, 1)]
+)
 def test_no_token_changes_under_eviction_and_preemption(
-    seed: int, form: Format | None, monkeypatch: pytest.MonkeyPatch
+    seed: int, form: Format | None, shift: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In memory for six or seven canvases, with rounds of several steps; K/V may be rounded."""
+    """In memory for six or seven canvases, with rounds of several steps.
+
+    K/V may be rounded, and the position before a block may decide the first one.
+    """
     draws, requests = random.Random(seed), draw_requests(14, seed)
-    engine = sharing(num_pages=60, num_slots=4, form=form)
-    expected, find = alone(requests, form), engine.kv.first_steps.find
+    engine = sharing(num_pages=60, num_slots=4, form=form, shift=shift)
+    expected, find = alone(requests, form, shift), engine.kv.first_steps.find
     kept: list[FirstStep | None] = []
 
     def noted(canvas: Canvas) -> FirstStep | None:

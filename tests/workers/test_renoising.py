@@ -141,15 +141,6 @@ def test_a_canvas_cools_from_its_first_step_on() -> None:
     assert rule.temperature(2, 0.5) == pytest.approx(0.3), "times what is asked for"
 
 
-def test_an_end_token_ends_the_text_after_its_canvas() -> None:
-    tokens = alone()[3]
-    end = tokens[5]
-    request = requests()[3]
-    params = request.params.model_copy(update={"stop_token_ids": (end,)})
-    found = run(engine(), [Request(3, request.prompt, params)])[3]
-    assert found == tokens[: tokens.index(end) + 1]
-
-
 @pytest.mark.parametrize(
     ("params", "said"),
     [

@@ -207,10 +207,6 @@ STORIES: dict[str, tuple[Actions, dict[str, Any]]] = {
     "long rounds": ([("add", 99), ("step", 5)], {}),
     "late": ([("add", 1), *[("step", 1)] * 3] * 12, {}),
     "cancelled": ([("add", 99), ("step", 4), ("cancel", 1), ("cancel", 3)], {}),
-    "cancelled when interrupted": (
-        [("add", 99), ("step", 5), *[("cancel", number) for number in range(8)]],
-        {"interrupts": (5,)},
-    ),
     "preempted": ([("add", 99), *[("step", 1)] * 7, ("preempt", 99)], {}),
     "lost": ([("add", 99), *[("step", 1)] * 4, ("lose", 0), *[("step", 2)] * 3, ("lose", 0)], {}),
     "interrupted": ([("add", 99), ("step", 5)], {"interrupts": (3, 9, 17, 28, 44)}),

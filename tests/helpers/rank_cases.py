@@ -66,14 +66,14 @@ PROMPTS = [5, 9, 13, 16, 21, 26, 8, 11, 7]
 # Greedy and seeded, filtered and not.
 SAMPLING: list[dict[str, Any]] = [
     {"max_tokens": 9},
-    {"max_tokens": 9, "temperature": 0.8, "logit_bias": {3: 2.0}},
-    {"max_tokens": 8, "temperature": 1.2},
+    {"max_tokens": 9, "temperature": 0.8, "logit_bias": {3: 2.0}, "bad_token_ids": range(20, 40)},
+    {"max_tokens": 8, "temperature": 1.2, "logprobs": True, "top_logprobs": 20},
     {"max_tokens": 4, "temperature": 0.9, "top_k": 9, "top_p": 0.8},
     {"max_tokens": 7, "temperature": 0.7, "min_tokens": 4},
     {"max_tokens": 6, "presence_penalty": 0.8, "repetition_penalty": 1.5},
     {"max_tokens": 9, "top_p": 0.7, "frequency_penalty": 1.0},
     {"max_tokens": 8, "temperature": 0.5, "top_k": 20, "min_p": 0.2},
-    {"max_tokens": 9, "temperature": 0.6},
+    {"max_tokens": 9, "temperature": 0.6, "allowed_token_ids": [1, 17, 33, 34, 58, 60]},
 ]
 
 _AVOIDED = [[token, token] for token in range(20)]
@@ -102,7 +102,8 @@ class Found:
     logits_TV: Tensor  # its slice of the vocabulary
     tokens: dict[int, list[int]]  # by request
     steps: dict[int, list[int]]
-    logprobs: dict[int, list[float]]
+    logprobs: dict[int, list[float]]  # of the tokens and of the most probable ones
+    tops: dict[int, list[int]]  # the most probable tokens
     agreed: bool  # whether the ranks' canvases were equal after every round
     cached: int = 0  # tokens of prompts that were there
 
@@ -132,12 +133,16 @@ def run_case(mesh: Mesh, case: Case) -> Found:
     for request in requests:
         engine.add(request)
     none: dict[int, list[Any]] = {request.uid: [] for request in requests}
-    found = Found(logits_TV, deepcopy(none), deepcopy(none), deepcopy(none), True)
+    tokens, steps, logprobs, tops = (deepcopy(none) for _ in range(4))
+    found = Found(logits_TV, tokens, steps, logprobs, tops, True)
     while not engine.idle:
         for update in engine.step(2):
             found.tokens[update.uid] += update.ids
             found.steps[update.uid] += update.steps
             found.logprobs[update.uid] += update.logprobs
+            for top in update.top_logprobs:
+                found.tops[update.uid] += [token for token, _ in top]
+                found.logprobs[update.uid] += [value for _, value in top]
             if update.finish_reason:
                 found = replace(found, cached=found.cached + update.cached_tokens)
         canvases = checksum(engine.slots.ids_SN, engine.slots.masked_SN)

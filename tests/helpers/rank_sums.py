@@ -69,15 +69,6 @@ def recorded(mesh: Mesh, names: Items[str], patience_s: float) -> list[GroupOutc
     ]
 
 
-def opened_with_torch(mesh: Mesh) -> tuple[str, int]:
-    """Return why torch's own sums cannot be opened here."""
-    try:
-        meshes.open_one_shot(mesh, torch.float32, 8192)
-    except Exception as failure:  # whatever torch raises
-        return f"{type(failure).__name__}: {failure}", mesh.rank
-    return "", mesh.rank
-
-
 class Kept(NamedTuple):
     """The findings on this rank, the lines that it printed, and the findings on disk."""
 

@@ -10,6 +10,12 @@ from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Update
 from tests.helpers.toy import prompt_of
 
+KINDS: dict[str, dict[str, Any]] = {
+    "bidirectional": {},
+    "shifted": {"logit_shift": 1},
+    "causal": {"block_causal": True},
+    "shifted causal": {"logit_shift": 1, "block_causal": True},
+}
 _STEPPED: list[dict[str, Any]] = [
     {"kind": "fixed"},
     {"kind": "fixed", "remasking": "random"},

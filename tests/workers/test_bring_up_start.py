@@ -1,5 +1,6 @@
 """What a start on a GPU tries, reads and keeps, with a stand-in for the GPU and for the trials."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,16 +13,18 @@ from tests.helpers import triton_device  # isort: skip  # noqa: F401
 import diffray
 from diffray.components import backend
 from diffray.components.mesh import Mesh
-from diffray.kernels.trial import Outcome, choices_of
+from diffray.kernels.trial import Outcome
 from diffray.kernels.triton.experts import EXPERTS
 from diffray.kernels.variants import Shape
 from diffray.workers.bring_up import start
-from diffray.workers.bring_up.findings import Findings, GraphsOutcome
-from diffray.workers.bring_up.start import bring_up
+from diffray.workers.bring_up.findings import Findings, FindingsFile, GraphsOutcome, cache_folder
+from diffray.workers.bring_up.one_layer import Sizes
+from diffray.workers.bring_up.start import bring_up, key_of, read_or_try
 from diffray.workers.bring_up.trial_process import TrialPlan
-from diffray.workers.bring_up.trials import TimeLimits
+from diffray.workers.bring_up.trials import TimeLimits, Trials
 from diffray.workers.engine_options import EngineOptions
 from tests.helpers.paths import GOLDEN
+from tests.helpers.tiny_checkpoints import LLADA2_MOE, LLADA_MOE
 
 MODEL = str(GOLDEN / "llada_moe")
 SHAPE = Shape((48, "torch.bfloat16"), (8,))
@@ -78,17 +81,14 @@ def test_later_starts_read_what_the_first_found(tried: list[TrialPlan]) -> None:
     assert len(tried) == 3
 
 
-def test_without_bring_up_nothing_is_tried_nor_kept(tried: list[TrialPlan], tmp_path: Path) -> None:
-    assert bring_up(MODEL, EngineOptions(bring_up=False), Mesh()) == Findings()
-    assert not tried and not [*tmp_path.rglob("*.json")]
-
-
-@pytest.mark.parametrize("options", [{"kernels": "torch"}, {"device": "cpu"}])
-def test_without_variants_to_choose_from_nothing_is_tried(
-    options: dict[str, Any], tried: list[TrialPlan]
+@pytest.mark.parametrize(
+    "options", [{"bring_up": False}, {"kernels": "torch"}, {"device": "cpu"}], ids=str
+)
+def test_unasked_or_without_variants_to_choose_from_nothing_is_tried(
+    options: dict[str, Any], tried: list[TrialPlan], tmp_path: Path
 ) -> None:
     assert bring_up(MODEL, EngineOptions(**options), Mesh()) == Findings()
-    assert not tried
+    assert not tried and not [*tmp_path.rglob("*.json")]
 
 
 def test_graphs_that_are_not_wanted_are_not_tried(tried: list[TrialPlan]) -> None:
@@ -117,7 +117,7 @@ def test_ranks_that_have_tried_nothing_together_say_that_they_record_nothing(
         (torch.float32, 64, (9, 0), False),
     ],
 )
-def test_torch_s_grouped_product_is_chosen_where_it_is_recordable_and_faster(
+def test_torch_s_grouped_product_is_recorded_only_where_it_can_be(
     dtype: torch.dtype,
     width: int,
     capability: tuple[int, int],
@@ -130,8 +130,160 @@ def test_torch_s_grouped_product_is_chosen_where_it_is_recordable_and_faster(
     x = on_gpu(dtype=dtype, is_cuda=True, device="cuda")
     w2 = torch.empty(8, 64, width, device="meta")
     assert EXPERTS.recordable(x, w2, w2) is recordable
-    own = Outcome("experts_forward", SHAPE, "triton", "", 0.0, 3e-6, 2e-6)
-    replayed = 1e-6 if recordable else None
-    product = Outcome("experts_forward", SHAPE, "torch", "", 0.0, 1e-6, replayed)
-    chosen = choices_of([own, product]).chosen
-    assert chosen[("experts_forward", SHAPE)] == ("torch" if recordable else "triton")
+
+
+FILE_KEY = {"gpu": "NVIDIA Test 9000", "driver": "1.2"}
+RIGHT = Findings(key=FILE_KEY, outcomes=(OUTCOME,), graphs=GraphsOutcome("", 2.0, 1.0))
+
+
+def plan(*, graphs: bool = False, config: dict[str, Any] = LLADA_MOE, **more: Any) -> TrialPlan:
+    sizes = Sizes(config=config, dtype="float32", **more)
+    return TrialPlan(sizes=sizes, device="cpu", table="none", graphs=graphs)
+
+
+def test_what_was_found_is_read_by_all_later_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same key; a full disk leaves no part of a file."""
+    file = FindingsFile(FILE_KEY, tmp_path / "deep")
+    assert file.read() is None
+    file.write(RIGHT)
+    assert file.path.name.startswith("nvidia-test-9000-")
+    assert file.read() == RIGHT
+    assert FindingsFile(FILE_KEY | {"driver": "1.3"}, tmp_path / "deep").read() is None
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        file.write(Findings())
+    assert file.read() == RIGHT
+    assert [each.name for each in file.path.parent.iterdir()] == [file.path.name]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"outcomes": 1}', "\0\xff", "{}"])
+def test_a_file_that_is_damaged_or_of_another_key_is_ignored(text: str, tmp_path: Path) -> None:
+    file = FindingsFile(FILE_KEY, tmp_path)
+    file.path.write_text(text)
+    assert file.read() is None
+
+
+def test_a_folder_that_cannot_be_made_does_not_stop_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    file = FindingsFile(FILE_KEY, tmp_path / "file" / "deep")
+    with file.lock(1.0):
+        assert file.read() is None
+
+
+def test_waiting_for_another_process_has_a_limit(tmp_path: Path) -> None:
+    file = FindingsFile(FILE_KEY, tmp_path)
+    began = time.monotonic()
+    with file.lock(60.0), file.lock(0.1):
+        assert 0.1 < time.monotonic() - began < 30
+
+
+def test_files_are_in_the_user_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without a home, as in some containers, has one among the temporary files."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "diffray/kernels"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache/diffray/kernels"
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cache_folder().is_relative_to(tmp_path)
+
+
+def test_the_key_names_everything_that_a_choice_depends_on() -> None:
+    plain = key_of(plan())
+    assert {"gpu", "driver", "torch", "triton", "diffray", "kernels", "model"} <= plain.keys()
+    others = [
+        plan(config=LLADA_MOE | {"hidden_size": 64}),
+        plan(config=LLADA2_MOE),
+        plan(ranks=2),
+        plan(quantization="experts_int8"),
+        plan(page_size=32),
+    ]
+    keys = {tuple(sorted(key_of(each).items())) for each in (plan(), *others)}
+    assert len(keys) == 1 + len(others)
+    fewer_layers = LLADA_MOE | {"num_hidden_layers": 1, "moe_layer_freq": [1]}
+    assert key_of(plan(config=fewer_layers)) == plain
+
+
+@pytest.mark.parametrize(
+    ("refused", "kept"),
+    [
+        ("wrong: error 1.0e+00, at most 5.0e-02 allowed", True),
+        ("OutOfMemoryError: CUDA out of memory.", False),
+        ("when recorded: OutOfMemoryError: CUDA out of memory.", False),
+    ],
+)
+def test_what_was_refused_for_want_of_memory_is_tried_again_at_the_next_start(
+    refused: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = Findings(outcomes=(OUTCOME, Outcome("rms_norm", SHAPE, "other", refused)))
+    monkeypatch.setattr(start, "run_trials", lambda *_: outcome)
+    file = FindingsFile(FILE_KEY, tmp_path)
+    said: list[str] = []
+    found = read_or_try(plan(), file, say=said.append)
+    assert found.outcomes == outcome.outcomes
+    assert (file.read() == found) is kept
+    assert ("the next start tries again" in said[-1]) is not kept
+
+
+def test_a_failure_is_not_kept_and_removes_what_was_found_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the next start would use what has just been found not to work."""
+    file = FindingsFile(FILE_KEY, tmp_path)
+    file.write(RIGHT)
+    monkeypatch.setattr(start, "run_trials", lambda *_: Findings(failed="it broke"))
+    for _ in range(2):  # the second time it is gone already
+        assert read_or_try(plan(), file, again=True).failed == "it broke"
+        assert file.read() is None
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "diffray: kernels: only torch's are used: it broke"
+
+
+class Interrupted(Trials):
+    """Trials whose process ends while it records steps or before that."""
+
+    def _one_process(self, limit: float, bar: object) -> str:
+        self.outcomes, self.wrong = [OUTCOME], {"fastest": ""}
+        return "the time is up"
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_graphs_that_were_not_tried_are_not_used(graphs: bool) -> None:
+    trials = Interrupted(plan(graphs=graphs), TimeLimits())
+    trials.run()
+    refused = GraphsOutcome("they were not tried: the time is up")
+    assert trials.failed == "" and trials.graphs == ({"fastest": refused} if graphs else {})
+    found = Findings(graphs=trials.graphs.get(trials.selection))
+    assert found.applied_to(EngineOptions()).cuda_graphs is (False if graphs else None)
+
+
+def trials_of(wrong: str, launched: GraphsOutcome, early: GraphsOutcome) -> Trials:
+    """Return trials of which the fastest variants were right together and the early ones may be."""
+    trials = Trials(plan(graphs=True), TimeLimits())
+    trials.wrong = {"fastest": "", "early": wrong}
+    trials.graphs = {"fastest": launched, "early": early}
+    return trials
+
+
+def test_variants_that_start_early_are_used_if_they_make_a_step_faster() -> None:
+    """By themselves they are no faster."""
+    slow, fast, none = GraphsOutcome("", 3.0, 2.0), GraphsOutcome("", 3.0, 1.9), GraphsOutcome("no")
+    assert trials_of("", slow, fast).selection == "early"
+    assert trials_of("", fast, slow).selection == "fastest"
+    assert trials_of("they race", slow, fast).selection == "fastest"
+    assert trials_of("", slow, none).selection == "fastest"
+    assert trials_of("", none, slow).selection == "early"
+    assert trials_of("", none, none).selection == "fastest"
+    found = Findings(conflicts={"early": "they race"})
+    line = "kernels: the earliest variants are not used: they fail together: they race"
+    assert [*found.lines()] == [line]

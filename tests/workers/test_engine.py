@@ -11,26 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diffray.components.batch import Batch, Window
 from diffray.components.decoders.edit import Edit
 from diffray.components.decoders.fixed import Fixed
 from diffray.components.iterations import BlockDiffusion, Blockwise, Iteration, SubBlocks
-from diffray.components.kv_pool import KVPool
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams, Policy
 from diffray.components.sequence import Sequence
 from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
-from tests.helpers.mixed_requests import (
-    BIDIRECTIONAL,
-    CAUSAL,
-    DECODERS,
-    SHIFTED,
-    SHIFTED_CAUSAL,
-)
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, DECODERS, SHIFTED, SHIFTED_CAUSAL
+from tests.helpers.tiny_checkpoints import full_forward
 from tests.helpers.toy import (
-    CPU,
     EOS,
     MASK,
     ScriptedModel,
@@ -43,29 +35,6 @@ from tests.helpers.toy import (
     run,
     toy_engine,
 )
-
-
-@pytest.mark.parametrize("block_length", [4, 32])
-@pytest.mark.parametrize(
-    "decoder",
-    [{"kind": "fixed", "steps": 30}, {"kind": "threshold", "threshold": 0.6}],
-    ids=["fixed", "threshold"],
-)
-def test_long_rounds_waste_no_forward(decoder: dict[str, object], block_length: int) -> None:
-    """No row idles at the end of its block, and a round spans several blocks."""
-    diffusion = {"decoder": decoder, "block_length": block_length}
-    params = SamplingParams(max_tokens=96, ignore_eos=True, diffusion=diffusion)
-    counts = []
-    for steps in (1, 8):
-        engine, rounds = toy_engine(BIDIRECTIONAL), 0
-        engine.add(Request(0, prompt_of(9, seed=3), params))
-        while not engine.idle:
-            engine.step(steps)
-            rounds += 1
-        counts.append((engine.forwards, rounds))
-    (forwards, _), (unrolled, rounds) = counts
-    assert unrolled == forwards > 20
-    assert rounds == -(-forwards // 8)
 
 
 def test_an_interrupted_round_is_not_reported_to_who_was_cancelled(
@@ -91,36 +60,16 @@ def test_an_interrupted_round_is_not_reported_to_who_was_cancelled(
     assert update.uid == 1 and len(update.ids) == 40
 
 
-def test_seed_decides() -> None:
-    def draw(seed: int) -> list[int]:
-        return generate(
-            BIDIRECTIONAL, prompt_of(9), max_tokens=24, temperature=3.0, seed=seed, ignore_eos=True
-        )
-
-    assert draw(1) == draw(1)
-    assert draw(1) != draw(2)
-
-
-def test_greedy_ignores_the_seed() -> None:
-    assert generate(BIDIRECTIONAL, prompt_of(9), seed=1) == generate(
-        BIDIRECTIONAL, prompt_of(9), seed=2
-    )
-
-
-class Sizes(ToyModel):
-    """Notes how many positions each forward runs."""
-
-    def __init__(self, shift: int) -> None:
-        super().__init__(block_causal=True, logit_shift=shift)
-        self.sizes: list[int] = []
-
-    def forward(self, x_TH: Tensor, batch: Batch, kv: KVPool) -> Tensor:
-        self.sizes.append(len(x_TH))
-        return super().forward(x_TH, batch, kv)
-
-
 def sizes_of(cache: str, shift: int, prompt: int) -> str:
-    model = Sizes(shift)
+    """Return how many positions each forward runs."""
+    model, sizes = ToyModel(block_causal=True, logit_shift=shift), list[str]()
+    forward = model.forward
+
+    def noted(x_TH: Tensor, *others: Any) -> Tensor:
+        sizes.append(str(len(x_TH)))
+        return forward(x_TH, *others)
+
+    model.forward = noted  # type: ignore[method-assign, assignment]
     generate(
         model, prompt_of(prompt), max_tokens=32 - prompt, ignore_eos=True,
         diffusion={
@@ -129,7 +78,7 @@ def sizes_of(cache: str, shift: int, prompt: int) -> str:
             "iteration": {"kind": "sub_blocks", "sub_block_length": 4},
         },
     )  # fmt: skip
-    return " ".join(map(str, model.sizes))
+    return " ".join(sizes)
 
 
 def test_what_steps_of_sub_blocks_run() -> None:
@@ -142,16 +91,6 @@ def test_what_steps_of_sub_blocks_run() -> None:
     assert re.fullmatch(f"16 4 4( {block}){{2}}", sizes_of("sub_block", 1, 13))
     # Logits about their own position leave the first one to the block itself.
     assert sizes_of("exact", 0, 8) == " ".join(["16" + " 8" * 7] * 3)
-
-
-@pytest.mark.parametrize("chunk", [8, 16, 24])
-def test_chunked_prompt_equals_whole(chunk: int) -> None:
-    request = Request(
-        0, prompt_of(90), SamplingParams(max_tokens=20, diffusion={"block_length": 8})
-    )
-    whole = run(toy_engine(CAUSAL), [request])
-    for steps in (1, 3):
-        assert run(toy_engine(CAUSAL, chunk=chunk), [request], steps=steps) == whole
 
 
 def test_denoising_goes_on_while_a_prompt_fills() -> None:
@@ -168,48 +107,18 @@ def test_denoising_goes_on_while_a_prompt_fills() -> None:
 
 
 @pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
-def test_vicinity_without_neighbours_is_dual(model: ToyModel) -> None:
-    caches: list[dict[str, object]] = [
-        {"kind": "vicinity", "before": 0, "after": 0, "warmup": 0},
-        {"kind": "dual"},
-    ]
-    found = [
-        generate(model, prompt_of(20), max_tokens=45, ignore_eos=True,
-                 diffusion={"block_length": 10, "cache": cache})
-        for cache in caches
-    ]  # fmt: skip
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
 def test_one_step_chooses_the_best_of_one_forward_over_the_whole_canvas(model: ToyModel) -> None:
     """Shifted logits are those of the position before; the canvas's first alone reads its own."""
     one_step: dict[str, object] = {"block_length": 64, "decoder": {"kind": "fixed", "steps": 1}}
     params = SamplingParams(max_tokens=12, ignore_eos=True, diffusion=one_step)
     for prompt, suffix in (((), (1, 2, 3)), (prompt_of(9), (4,)), (prompt_of(1), ())):
         request = Request(0, prompt, params, suffix=suffix)
-        ids = torch.tensor([*prompt, *[MASK] * 12, *suffix])
-        logits = whole_forward(model, ids)
+        logits = full_forward(model, [*prompt, *[MASK] * 12, *suffix]).clone()
         if model is SHIFTED:
             logits = torch.cat([logits[:1], logits[:-1]])
         logits[:, MASK] = -torch.inf
         expected = logits.argmax(-1)[len(prompt) : len(prompt) + 12].tolist()
         assert run(toy_engine(model), [request])[0] == expected
-
-
-def whole_forward(model: ToyModel, ids: Tensor) -> Tensor:
-    kv = toy_engine(model).kv
-    pages = torch.tensor(kv.allocate(kv.pages_for(len(ids))))
-    batch = Batch.pack([Window(0, len(ids), len(ids), 0, pages)], CPU, kv.page_size)
-    return model.head(model.forward(model.embed(ids), batch, kv))
-
-
-def test_guidance_of_zero_is_none_and_of_one_is_something() -> None:
-    plain, zero, one = (
-        generate(BIDIRECTIONAL, prompt_of(20), max_tokens=45, ignore_eos=True, diffusion=policy)
-        for policy in ({}, {"cfg_scale": 0.0}, {"cfg_scale": 1.0})
-    )
-    assert plain == zero != one
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -238,38 +147,13 @@ def test_nothing_after_the_end_token(early_stop: bool, where: int) -> None:
     engine = toy_engine(model)
     params = SamplingParams(
         max_tokens=32,
-        diffusion={
-            "block_length": 8,
-            "iteration": {"kind": "blockwise", "early_stop": early_stop},
-        },
+        diffusion={"block_length": 8, "iteration": {"kind": "blockwise", "early_stop": early_stop}},
     )
     ids, update = last_update(engine, Request(0, prompt, params))
     assert ids == [1] * where + [EOS]
     assert (update.finish_reason, update.stop_id) == ("stop", EOS)
     assert update.forwards == (where // 8 + 1 if early_stop else 4)
     assert engine.kv.num_free == 399
-
-
-def test_ignored_end_token_is_an_ordinary_token() -> None:
-    model = ScriptedModel(certain({8: EOS}))
-    ids = generate(model, prompt_of(6), max_tokens=8, ignore_eos=True)
-    assert ids == [1, 1, EOS, 1, 1, 1, 1, 1]
-
-
-def test_min_tokens_forbids_an_early_end() -> None:
-    model = ScriptedModel(lambda position: {EOS: 20.0, 1: 10.0})
-    ids = generate(model, prompt_of(6), max_tokens=16, min_tokens=5)
-    assert ids == [1] * 5 + [EOS]
-
-
-def test_several_end_tokens() -> None:
-    model = ScriptedModel(certain({9: 33}))
-    engine = toy_engine(model)
-    ids, update = last_update(
-        engine, Request(0, prompt_of(6), SamplingParams(max_tokens=16, stop_token_ids=[44, 33]))
-    )
-    assert ids == [1, 1, 1, 33]
-    assert update.stop_id == 33
 
 
 def test_special_ids_in_the_prompt_are_ordinary_tokens() -> None:
@@ -281,8 +165,6 @@ def test_special_ids_in_the_prompt_are_ordinary_tokens() -> None:
         slot = engine.running[0].slot
         assert engine.slots.ids_SN[slot, :6].tolist() == list(prompt)
         assert not engine.slots.masked_SN[slot, :6].any()
-        tokens = drain(engine)[0]
-        assert MASK not in tokens
     scripted = generate(ScriptedModel(certain({})), prompt, max_tokens=20)
     assert scripted == [1] * 20
 
@@ -291,25 +173,6 @@ def test_logit_bias_moves_the_choice() -> None:
     model = ScriptedModel(lambda position: {1: 2.0, 2: 1.0})
     assert generate(model, prompt_of(4), max_tokens=3) == [1, 1, 1]
     assert generate(model, prompt_of(4), max_tokens=3, logit_bias={2: 5.0}) == [2, 2, 2]
-
-
-def test_edit_replaces_its_own_tokens_only() -> None:
-    """A position's best token changes once its neighbour is known: the toy shows it by steps."""
-    calls = iter(range(1000))
-
-    class Changing(ScriptedModel):
-        def head(self, hidden_RH):  # type: ignore[no-untyped-def]
-            self.script = certain({}, default=3 if next(calls) < 1 else 4)
-            return super().head(hidden_RH)
-
-    engine = toy_engine(Changing(certain({})))
-    ids, _ = last_update(
-        engine,
-        Request(
-            0, (9, 9, 9), SamplingParams(max_tokens=6, diffusion={"decoder": {"kind": "edit"}})
-        ),
-    )
-    assert ids == [4] * 6
 
 
 def test_sub_blocks_are_the_default_where_logits_are_about_the_next_position() -> None:
@@ -373,19 +236,6 @@ def test_any_shape_fills_the_canvas(
     assert found == tokens(toy_engine(model), {"kind": "none"}, 1)
 
 
-@pytest.mark.parametrize("kind", ["prefix", "dual", "vicinity"])
-def test_caches_that_are_refreshed_seldom_change_tokens(kind: str) -> None:
-    """Else the test above could not tell them from none."""
-    found = [
-        generate(
-            BIDIRECTIONAL, prompt_of(20), max_tokens=45, ignore_eos=True,
-            diffusion={"block_length": 10, "cache": {"kind": each}},
-        )
-        for each in (kind, "none")
-    ]  # fmt: skip
-    assert found[0] != found[1]
-
-
 def test_blocks_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many rounds they take; others' coming and going has them planned anew."""
     plans: list[list[int]] = []
@@ -432,35 +282,17 @@ def test_soft_diffusion_looks_at_few_rows_at_a_time(monkeypatch: pytest.MonkeyPa
     assert max(seen) == 24  # as many as the three blocks have
 
 
-def test_soft_memory_is_that_of_the_soft_canvases_that_run() -> None:
-    """Whatever the slots and the context are; the tokens are those of each alone."""
-    soft: dict[str, object] = {"iteration": {"kind": "soft"}, "block_length": 8}
-    plain: dict[str, object] = {"block_length": 8}
-    asked = [(8, soft), (16, plain), (24, soft), (40, soft)]
-    params = [SamplingParams(max_tokens=n, ignore_eos=True, diffusion=p) for n, p in asked]
-    requests = [Request(uid, prompt_of(5), each) for uid, each in enumerate(params)]
-    engine = toy_engine(BIDIRECTIONAL, num_slots=64)
-    for request in requests[:3]:
-        engine.add(request)
-    found: dict[int, list[int]] = defaultdict(list)
-    seen = set()
-    while not engine.idle:
-        for update in engine.step():
-            found[update.uid] += update.ids
-            if update.uid == 0 and update.finish_reason:
-                engine.add(requests[3])
-        seen.add(engine.slots.soft.num_rows)
-    assert {1 + 13 + 29, 1 + 29 + 45} <= seen, seen
-    assert engine.slots.soft.num_rows == 0
-    for request in requests:
-        assert found[request.uid] == run(toy_engine(BIDIRECTIONAL), [request])[request.uid]
-
-
 def test_soft_requests_wait_for_memory() -> None:
-    """Together they hold no more rows than there may be; the tokens are those of each alone."""
-    policy: dict[str, object] = {"iteration": {"kind": "soft"}, "block_length": 8}
-    params = SamplingParams(max_tokens=16, ignore_eos=True, diffusion=policy)
-    requests = [Request(uid, prompt_of(8, seed=uid), params) for uid in range(5)]
+    """Together they hold no more rows than there may be, and the others none."""
+    soft: dict[str, object] = {"iteration": {"kind": "soft"}, "block_length": 8}
+    requests = [
+        Request(
+            uid,
+            prompt_of(8, seed=uid),
+            SamplingParams(max_tokens=16, ignore_eos=True, diffusion=soft if uid else {}),
+        )
+        for uid in range(6)
+    ]
     expected = run(toy_engine(BIDIRECTIONAL), requests)
     engine = toy_engine(BIDIRECTIONAL)
     engine.slots.soft.most_rows = 50  # canvases have 24 positions
@@ -470,5 +302,7 @@ def test_soft_requests_wait_for_memory() -> None:
     while not engine.idle:
         for update in engine.step():
             found[update.uid] += update.ids
-        assert len(engine.running) <= 2 and engine.slots.soft.num_rows <= 50
+        waiting = len([each for each in engine.running if each.uid])
+        assert waiting <= 2 and engine.slots.soft.num_rows in (0, 25, 49)
+    assert engine.slots.soft.num_rows == 0
     assert found == expected

@@ -103,19 +103,16 @@ def test_digest_tells_engines_apart_that_differ_in_anything() -> None:
     engine = toy_engine(BIDIRECTIONAL)
     engine.add(requests[0])
     engine.step()
-    before, slot = digest(engine), engine.running[0].slot
-    assert digest(engine) == before
+    slot = engine.running[0].slot
+    seen = [digest(engine)]
+    assert digest(engine) == seen[0]
     engine.slots.ids_SN[slot, 3] += 1
-    other = digest(engine)
-    engine.slots.ids_SN[slot, 3] -= 1
+    seen.append(digest(engine))
     engine.slots.masked_SN[slot, 20] ^= True
-    flag = digest(engine)
-    engine.slots.masked_SN[slot, 20] ^= True
-    assert digest(engine) == before
-    (page,) = engine.kv.allocate(1)
-    held = digest(engine)
-    engine.kv.free([page])
-    assert len({before, other, flag, held}) == 4
+    seen.append(digest(engine))
+    engine.kv.allocate(1)
+    seen.append(digest(engine))
+    assert len({*seen}) == 4
     assert digest(toy_engine(BIDIRECTIONAL)) == digest(toy_engine(CAUSAL))
 
 
@@ -142,34 +139,12 @@ def test_stats_count() -> None:
     assert stats.free_pages == 39
 
 
-def test_a_big_request_is_not_passed_by_small_ones() -> None:
-    """The pool has 19 pages; the big one needs 17 at once, each small one 2."""
-    engine = toy_engine(BIDIRECTIONAL, num_slots=8, num_pages=20)
-
-    def small(uid: int) -> Request:
-        return Request(uid, prompt_of(8, uid), SamplingParams(max_tokens=8, ignore_eos=True))
-
-    engine.add(small(0))
-    engine.add(small(1))
-    engine.step()
-    assert engine.kv.num_free == 15
-    big = Request(2, prompt_of(120), SamplingParams(max_tokens=16, ignore_eos=True))
-    engine.add(big)
-    for uid in range(3, 7):
-        engine.add(small(uid))
-    order = []
-    while not engine.idle:
-        engine.step()
-        order += [s.uid for s in engine.running if s.uid not in order]
-    assert order.index(2) < min(order.index(uid) for uid in range(3, 7))
-
-
 @pytest.mark.parametrize("num_pages", [18, 22, 40])
 def test_order_of_arrival_survives_preemption(num_pages: int) -> None:
-    """Block-causal sequences grow; a preempted one is resumed before later arrivals."""
+    """A sequence that needs most pages at once is not passed, nor is a preempted one."""
     requests = [
-        Request(uid, prompt_of(8, uid), SamplingParams(max_tokens=56, ignore_eos=True, seed=uid,
-                diffusion={"block_length": 8}))
+        Request(uid, prompt_of(100 if uid == 3 else 8, uid), SamplingParams(
+            max_tokens=36 if uid == 3 else 56, ignore_eos=True, diffusion={"block_length": 8}))
         for uid in range(7)
     ]  # fmt: skip
     engine = toy_engine(CAUSAL, num_pages=num_pages)

@@ -1,19 +1,19 @@
 """With two-way attention, requests with the same canvas share its first step; no token changes."""
 
 import random
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from benchmarks.golden import EOS, MASK, cases_of, differences
+from benchmarks.golden import EOS, MASK
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.first_steps import Canvas, FirstStep
 from diffray.components.lora import LoRA
 from diffray.kernels.formats import Format
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
+from tests.helpers.page_owners import pages_are_in_order
 from tests.helpers.paths import GOLDEN
 from tests.helpers.toy import (
     CountingModel,
@@ -37,8 +37,8 @@ def request(uid: int, prompt: tuple[int, ...] = PROMPT, **params: Any) -> Reques
     return Request(uid, prompt, SamplingParams(**given, diffusion=diffusion))
 
 
-def sharing(mode: str = "step0", **options: Any) -> Engine:
-    return toy_engine(CountingModel(block_causal=False), first_steps=mode, **options)
+def sharing(mode: str = "step0", shift: int = 0, **options: Any) -> Engine:
+    return toy_engine(CountingModel(False, logit_shift=shift), first_steps=mode, **options)
 
 
 def positions(engine: Engine, requests: list[Request]) -> int:
@@ -49,8 +49,11 @@ def positions(engine: Engine, requests: list[Request]) -> int:
     return engine.model.positions - before
 
 
-def alone(requests: list[Request], form: Format | None = None) -> dict[int, list[int]]:
-    return {each.uid: run(toy_engine(ToyModel(), form=form), [each])[each.uid] for each in requests}
+def alone(
+    requests: list[Request], form: Format | None = None, shift: int = 0
+) -> dict[int, list[int]]:
+    model = ToyModel(logit_shift=shift)
+    return {each.uid: run(toy_engine(model, form=form), [each])[each.uid] for each in requests}
 
 
 def cached(engine: Engine, each: Request) -> int:
@@ -120,18 +123,6 @@ def test_decoders_caches_and_seeds_may_differ() -> None:
             assert cached(engine, each) == len(PROMPT), diffusion
 
 
-@pytest.mark.parametrize("iteration", ["blockwise", "first_token"])
-def test_logits_about_the_next_position_are_kept_too(iteration: str) -> None:
-    """The position before the block decides the first one, alone or not."""
-    model, diffusion = ToyModel(logit_shift=1), {"iteration": iteration}
-    engine = toy_engine(model, first_steps="step0")
-    for uid in range(2):
-        each = request(uid, diffusion=diffusion)
-        expected = run(toy_engine(model), [each])[uid]
-        ids, update = last_update(engine, each)
-        assert (ids, update.cached_tokens) == (expected, uid * len(PROMPT))
-
-
 def test_each_adapter_and_each_version_has_its_own() -> None:
     """`LoRA` counts its loads, so one that was replaced is another one."""
     engine = sharing()
@@ -175,14 +166,19 @@ def draw_requests(count: int, seed: int) -> list[Request]:
     return found
 
 
-@pytest.mark.parametrize(("seed", "form"), [(0, None), (1, Format("uint8"))])
+@pytest.mark.parametrize(
+    ("seed", "form", "shift"), [(0, None, 0), (1, Format("uint8"), 0), (0, None, 1)]
+)
 def test_no_token_changes_under_eviction_and_preemption(
-    seed: int, form: Format | None, monkeypatch: pytest.MonkeyPatch
+    seed: int, form: Format | None, shift: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In memory for six or seven canvases, with rounds of several steps; K/V may be rounded."""
+    """In memory for six or seven canvases, with rounds of several steps.
+
+    K/V may be rounded, and the position before a block may decide the first one.
+    """
     draws, requests = random.Random(seed), draw_requests(14, seed)
-    engine = sharing(num_pages=60, num_slots=4, form=form)
-    expected, find = alone(requests, form), engine.kv.first_steps.find
+    engine = sharing(num_pages=60, num_slots=4, form=form, shift=shift)
+    expected, find = alone(requests, form, shift), engine.kv.first_steps.find
     kept: list[FirstStep | None] = []
 
     def noted(canvas: Canvas) -> FirstStep | None:
@@ -203,17 +199,6 @@ def test_no_token_changes_under_eviction_and_preemption(
     assert found == expected
     assert any(kept) and not all(kept)
     assert engine.preemptions
-
-
-def pages_are_in_order(engine: Engine) -> None:
-    """Each page is free, of a sequence or its copies, or of one first step."""
-    pages = Counter(engine.kv.unused)
-    for sequence in engine.running:
-        for canvas in (sequence, sequence.uncond, *sequence.drafts):
-            pages.update([] if canvas is None else canvas.pages)
-    kept = [page for step in engine.kv.first_steps.kept.values() for page in step.pages]
-    assert len(kept) == engine.kv.first_steps.num_pages
-    assert pages + Counter(kept) == Counter(range(1, engine.kv.num_pages))
 
 
 def test_an_interrupted_first_step_is_run_again() -> None:
@@ -243,39 +228,23 @@ def test_an_approximation_reads_the_whole_pages_of_another_prompt() -> None:
     assert cached(engine, replace(request(4), cache_salt="theirs")) == 0
     _, update = last_update(engine, request(5, max_tokens=TOKENS + 1))
     assert (update.cached_tokens, update.approximate) == (48, True)
-
-
-def test_an_approximation_runs_only_what_follows() -> None:
-    engine, longer = sharing("approx"), request(1, PROMPT + prompt_of(20, seed=3), max_tokens=1)
+    # Only what follows is run.
     assert isinstance(engine.model, CountingModel)
-    run(engine, [request(0)])
     before = engine.model.positions
-    run(engine, [longer])
+    run(engine, [request(1, PROMPT + prompt_of(20, seed=3), max_tokens=1)])
     assert engine.model.positions - before == 70 + 1 - 48
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "family",
-    ["llada", "llada_moe", "dream"],
-)
-def test_golden_tokens_stay(family: str) -> None:
-    """All cases twice, so that the second run finds what the first has kept, and choices of one."""
-    options: dict[str, Any] = {"dtype": "float64", **IDS}
-    cases = cases_of(family)
-    path = str(GOLDEN / family)
-    with DiffusionLLM(path, first_step_caching="step0", max_num_seqs=64, **options) as llm:
-        assert not differences(llm, cases)
-        assert llm.engine.kv.first_steps.num_pages
-        assert not differences(llm, cases)
-        params = SamplingParams(max_tokens=48, n=4, temperature=1.0, seed=7, ignore_eos=True)
-        (shared,) = llm.generate([[*range(1, 60)]], params, use_tqdm=False)
-    with DiffusionLLM(path, **options) as llm:
-        (apart,) = llm.generate([[*range(1, 60)]], params, use_tqdm=False)
-    found, expected = ([c.token_ids for c in row.outputs] for row in (shared, apart))
-    assert found == expected
-    assert [choice.cached_tokens for choice in shared.outputs] == [0, 59, 59, 59]
-    assert [choice.forwards for choice in shared.outputs] == [c.forwards for c in apart.outputs]
+def test_the_option_has_choices_of_one_prompt_share_it() -> None:
+    params = SamplingParams(max_tokens=48, n=4, temperature=1.0, seed=7, ignore_eos=True)
+    found = []
+    for mode, cached in (("off", 0), ("step0", 59)):
+        options: dict[str, Any] = {"dtype": "float64", "first_step_caching": mode, **IDS}
+        with DiffusionLLM(str(GOLDEN / "llada"), **options) as llm:
+            (output,) = llm.generate([[*range(1, 60)]], params, use_tqdm=False)
+        assert [choice.cached_tokens for choice in output.outputs] == [0, cached, cached, cached]
+        found.append([(choice.token_ids, choice.forwards) for choice in output.outputs])
+    assert found[0] == found[1]
 
 
 def test_it_is_refused_where_whole_prefixes_are_shared() -> None:

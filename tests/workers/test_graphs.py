@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from benchmarks.golden import FAMILIES, cases_of, params_of
-from diffray import DiffusionLLM, SamplingParams
+from diffray import SamplingParams
 from diffray.components.backend import Record, choose_recorder
 from diffray.components.mesh import Mesh
 from diffray.components.sequence import Sequence
@@ -27,7 +26,7 @@ from diffray.workers import batch_plan
 from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
-from diffray.workers.graphs import Bucket, Graphs, Recorded, buckets_for, halves, memory_for
+from diffray.workers.graphs import Bucket, Graphs, Recorded, buckets_for, halves
 from diffray.workers.messages import Request
 from diffray.workers.setup import build_rank
 from diffray.workers.sleeper import Sleeper
@@ -41,31 +40,14 @@ from tests.helpers.mixed_requests import (
     mixed_requests,
 )
 from tests.helpers.paths import GOLDEN
-from tests.helpers.replays import replays
+from tests.helpers.replays import again, into_the_same, replays
 from tests.helpers.threads import ThreadMesh, on_ranks
 from tests.helpers.toy import EOS, ToyModel, prompt_of, run, toy_engine
-
-
-def again(work: Callable[[], Any]) -> Callable[[], Any]:
-    return into_the_same(work(), work)
 
 
 def traced(work: Callable[[], Any]) -> Callable[[], Any]:
     out = work()
     return into_the_same(out, make_fx(lambda: work())())
-
-
-def into_the_same(out: Any, work: Callable[[], Any]) -> Callable[[], Any]:
-    def replay() -> Any:
-        for old, new in zip(tensors(out), tensors(work()), strict=True):
-            old.copy_(new)
-        return out
-
-    return replay
-
-
-def tensors(out: Any) -> tuple[Tensor, ...]:
-    return (out,) if isinstance(out, Tensor) else tuple(out)
 
 
 def with_graphs(engine: Engine, buckets: list[Bucket], record: Record = again) -> Engine:
@@ -80,6 +62,7 @@ SMALL = [Bucket(8, 112), Bucket(3, 40), Bucket(1, 33)]
 def test_ragged_and_padded_equals_run_as_it_is(
     model: ToyModel, policies: Policies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Together; and alone, with one kernel at the end of the steps that it can end."""
     policies = [p for p in policies if "iteration" not in p and "cfg_scale" not in p]
     requests = mixed_requests(policies)
     monkeypatch.setattr(Sequence, "steps_ahead", 3)
@@ -87,9 +70,12 @@ def test_ragged_and_padded_equals_run_as_it_is(
     seen = replays(monkeypatch)
     assert run(with_graphs(toy_engine(model), SMALL), requests, steps=3) == expected
     assert len(set(seen)) > 1
+    settled = Mock(wraps=settle)
     for request in requests:
-        alone = run(with_graphs(toy_engine(model), SMALL), [request])
-        assert alone[request.uid] == expected[request.uid]
+        engine = with_graphs(toy_engine(model), SMALL)
+        engine.kv.kernels = TORCH._replace(name="other", settle=settled)
+        assert run(engine, [request])[request.uid] == expected[request.uid]
+    assert settled.call_count > 0
 
 
 def test_what_was_forgotten_in_sleep_is_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,43 +131,6 @@ def test_a_replay_begins_before_the_rest_is_planned(monkeypatch: pytest.MonkeyPa
     assert steps[1].split()[:2] == ["__init__", "now"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "family",
-    [
-        "dream",
-        "fast_dllm_v2",
-        "llada",
-        "llada_moe",
-        "llada2_moe",
-        "sdar",
-        "sdar_moe",
-    ],
-)
-def test_golden_tokens_come_out_of_padded_steps(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every golden case without soft inputs, in float64, in batches that fill no bucket.
-
-    Steps end in one kernel where they can.
-    """
-    cases = [c for c in cases_of(FAMILIES[family]) if c.get("iteration") != "soft"]
-    with DiffusionLLM(
-        str(GOLDEN / family), dtype="float64", mask_token_id=510, eos_token_id=511,
-        max_num_seqs=6, max_model_len=192,
-    ) as llm:  # fmt: skip
-        with_graphs(llm.engine, [Bucket(8, 160), Bucket(8, 64), Bucket(3, 32)])
-        settled = Mock(wraps=settle)
-        llm.engine.kv.kernels = TORCH._replace(name="other", settle=settled)
-        seen = replays(monkeypatch)
-        params = [params_of(case) for case in cases]
-        found = llm.generate([case["prompt"] for case in cases], params)
-        assert len(set(seen)) > 1 and len(seen) == llm.engine.forwards
-        assert settled.call_count > 0
-    for case, out in zip(cases, found, strict=True):
-        assert out.outputs[0].token_ids == case["tokens"]
-
-
 @pytest.mark.parametrize("model", [BIDIRECTIONAL, CAUSAL], ids=["bi", "causal"])
 def test_a_recording_holds_nothing_of_the_requests_it_was_made_with(model: ToyModel) -> None:
     """A trace made on padding alone is replayed for others: slots, pages, positions, tokens."""
@@ -199,17 +148,6 @@ def test_a_recording_holds_nothing_of_the_requests_it_was_made_with(model: ToyMo
             for number in range(1 + wave)
         ]
         assert run(engine, requests, steps=2) == run(toy_engine(model), requests)
-
-
-def test_what_a_trace_fixes_is_found() -> None:
-    """The stand-in would notice: a number that Python computes stays as it was."""
-    count = torch.tensor([3])
-    replay = traced(lambda: torch.full((2,), len(count.unsqueeze(0))) * count)
-    count.fill_(5)
-    assert replay().tolist() == [5, 5]
-    stale = traced(lambda: torch.zeros(2) + count.item())
-    count.fill_(7)
-    assert replay().tolist() == [7, 7] and stale().tolist() == [5, 5]
 
 
 def test_padding_reaches_no_request() -> None:
@@ -247,22 +185,6 @@ def test_the_smallest_bucket_that_fits_is_taken() -> None:
         assert (found and found.bucket) == expected
 
 
-def test_the_memory_of_graphs_is_found_by_running_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = toy_engine(BIDIRECTIONAL, num_pages=1)  # the one that is never handed out
-    ran: list[int] = []
-
-    class Noted(ToyModel):
-        def head(self, hidden_RH: Tensor) -> Tensor:
-            ran.append(len(hidden_RH))
-            return super().head(hidden_RH)
-
-    assert memory_for(Bucket(2, 16), Noted(), engine.kv, engine.slots) == 0
-    assert ran == []  # on a CPU, which has one memory, nothing is run
-    monkeypatch.setattr("diffray.workers.graphs.peak_memory", lambda _device, run: run() or 7)
-    assert memory_for(Bucket(2, 16), Noted(), engine.kv, engine.slots) == 7
-    assert ran == [32]
-
-
 @pytest.mark.long
 def test_ranks_replay_the_same_collectives_and_find_the_tokens_of_one(
     monkeypatch: pytest.MonkeyPatch,
@@ -273,8 +195,7 @@ def test_ranks_replay_the_same_collectives_and_find_the_tokens_of_one(
     params = SamplingParams(max_tokens=24, ignore_eos=True, diffusion={"block_length": 8})
     requests = [Request(uid, prompt_of(5 + 3 * uid), params) for uid in range(3)]
     seen: dict[int, list[object]] = defaultdict(list)  # of each rank, which is a thread
-    replayed: dict[Bucket, set[tuple[object, ...]]] = defaultdict(set)
-    gather, forward, smallest = ThreadMesh.all_gather, Recorded.forward, Mesh.smallest
+    gather, smallest = ThreadMesh.all_gather, Mesh.smallest
 
     def gathered(mesh: ThreadMesh, x: Tensor) -> Tensor:
         seen[threading.get_ident()].append(x.shape)
@@ -284,13 +205,6 @@ def test_ranks_replay_the_same_collectives_and_find_the_tokens_of_one(
         seen[threading.get_ident()].append(name)
         return smallest(mesh, name, value)
 
-    def noted(recorded: Recorded) -> Tensor:
-        own = seen[threading.get_ident()]
-        start = len(own)
-        out = forward(recorded)
-        replayed[recorded.bucket].add(tuple(own[start:]))
-        return out
-
     def work(mesh: Mesh) -> dict[int, list[int]]:
         return run(build_rank(str(GOLDEN / "llada_moe"), options, mesh), requests)
 
@@ -299,12 +213,12 @@ def test_ranks_replay_the_same_collectives_and_find_the_tokens_of_one(
     monkeypatch.setattr("diffray.workers.graphs.peak_memory", lambda _device, run: run() or 0)
     monkeypatch.setattr(ThreadMesh, "all_gather", gathered)
     monkeypatch.setattr(Mesh, "smallest", agreed)
-    monkeypatch.setattr(Recorded, "forward", noted)
+    replayed = replays(monkeypatch)
     assert on_ranks(2, work) == [expected, expected]
     one, other = (events for events in seen.values() if len(events) > 1)
     assert one == other
     assert one[0] == "loaded"  # no rank waits in a collective for one that is still loading
-    assert replayed and all(len(ways) == 1 for ways in replayed.values())
+    assert replayed
 
 
 @pytest.mark.parametrize(

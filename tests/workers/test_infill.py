@@ -5,20 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from diffray.components.batch import Batch, Window
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
 from tests.helpers.mixed_requests import BIDIRECTIONAL, MIXED
-from tests.helpers.toy import (
-    CPU,
-    EOS,
-    MASK,
-    ScriptedModel,
-    certain,
-    prompt_of,
-    run,
-    toy_engine,
-)
+from tests.helpers.tiny_checkpoints import full_forward
+from tests.helpers.toy import EOS, MASK, prompt_of, run, toy_engine
 
 SUFFIX = (7, EOS, MASK, 9, 11, 3, 2, 60, 1)
 
@@ -51,25 +42,12 @@ def test_suffix_is_seen_and_never_altered(policy: dict[str, object]) -> None:
 def test_guidance_is_llada_s_formula(suffix: tuple[int, ...]) -> None:
     """In one step: unguided + (scale + 1) * (guided - unguided), all given tokens masked."""
     prompt, length, scale = prompt_of(5), 6, 0.9
-
-    def logits(ids: list[int]) -> torch.Tensor:
-        kv = toy_engine(BIDIRECTIONAL).kv
-        pages = torch.tensor(kv.allocate(kv.pages_for(len(ids))))
-        batch = Batch.pack([Window(0, len(ids), len(ids), 0, pages)], CPU, kv.page_size)
-        hidden = BIDIRECTIONAL.forward(BIDIRECTIONAL.embed(torch.tensor(ids)), batch, kv)
-        return BIDIRECTIONAL.head(hidden[len(prompt) : len(prompt) + length])
-
-    blind = logits([MASK] * (len(prompt) + length + len(suffix)))
-    combined = blind + (scale + 1) * (logits([*prompt, *[MASK] * length, *suffix]) - blind)
+    blind = full_forward(BIDIRECTIONAL, [MASK] * (len(prompt) + length + len(suffix)))
+    seen = full_forward(BIDIRECTIONAL, [*prompt, *[MASK] * length, *suffix])
+    combined = (blind + (scale + 1) * (seen - blind))[len(prompt) : len(prompt) + length]
     combined[:, MASK] = -torch.inf
     found = infill(
         prompt, suffix, max_tokens=length,
         diffusion={"cfg_scale": scale, "decoder": {"kind": "fixed", "steps": 1}},
     )  # fmt: skip
     assert found == combined.argmax(-1).tolist()
-
-
-def test_end_token_in_the_gap_ends_the_text() -> None:
-    model = ScriptedModel(certain({5 + 4: EOS}))
-    ids = run(toy_engine(model), [Request(0, prompt_of(5), SamplingParams(max_tokens=9), (3, 4))])
-    assert ids == {0: [1, 1, 1, 1, EOS]}

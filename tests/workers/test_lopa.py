@@ -9,18 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from diffray.components.batch import Batch, Window
 from diffray.components.params import SamplingParams
 from diffray.kernels.noise import gumbel
-from diffray.workers.messages import Request, Resume, Update
-from tests.helpers.speculating import run_all, speculating, texts
-from tests.helpers.toy import MASK, ToyModel, prompt_of, toy_engine
+from diffray.workers.messages import Request, Resume
+from tests.helpers.resuming import updates_of
+from tests.helpers.speculating import KINDS, run_all, speculating, texts
+from tests.helpers.toy import CPU, MASK, ToyModel, prompt_of, toy_engine
 
-KINDS: dict[str, dict[str, Any]] = {
-    "bidirectional": {},
-    "shifted": {"logit_shift": 1},
-    "causal": {"block_causal": True},
-    "shifted causal": {"logit_shift": 1, "block_causal": True},
-}
 LOPA: dict[str, Any] = {"kind": "lopa", "threshold": 0.6, "branches": 3}
 
 
@@ -39,7 +35,7 @@ class Branch(NamedTuple):
 
 
 class Search:
-    """LoPA as its paper has it, one canvas at a time, by attention over whole canvases."""
+    """LoPA as its paper has it, one canvas at a time."""
 
     def __init__(self, model: ToyModel, request: Request) -> None:
         self.model, self.params, self.prompt = model, request.params, request.prompt
@@ -49,7 +45,9 @@ class Search:
         self.block = options.block_length or 0
         self.sub_block = options.iteration.sub_block() if options.iteration else 0
         self.forwards = self.taken = 0
-        self.kept: list[Tensor] = []  # the keys and values of the block's first step
+        self.begun = False  # whether the block's first step has been run
+        self.kv = toy_engine(model).kv
+        self.pages = torch.tensor(self.kv.allocate(20))
 
     def run(self) -> list[tuple[int, int]]:
         """Return the tokens with the steps at which they became final."""
@@ -64,7 +62,7 @@ class Search:
 
     def _decide(self, best: Branch, start: int, stop: int) -> Branch:
         branches: list[Branch] = []
-        self.kept = []
+        self.begun = False
         limit = len(self.prompt) + self.params.max_tokens
         while None in best.canvas[start : min(stop, limit)]:
             tried = [(each, self._propose(each, start, stop)) for each in (best, *branches)]
@@ -99,12 +97,12 @@ class Search:
 
     def _propose(self, branch: Branch, start: int, stop: int) -> dict[int, Found]:
         """Return what the model proposes for the masks of a block."""
-        logits_NV = self._forward(branch.canvas, start, stop)
+        begin, logits_NV = self._forward(branch.canvas, start, stop)
         found = {}
         for at in range(start, stop):
             if branch.canvas[at] is not None:
                 continue
-            logits_V = logits_NV[max(at - self.model.spec.logit_shift, 0)]
+            logits_V = logits_NV[max(at - self.model.spec.logit_shift, 0) - begin]
             unmasked_V = logits_V.clone()
             unmasked_V[MASK] = -torch.inf
             scores_V = unmasked_V
@@ -117,32 +115,19 @@ class Search:
             found[at] = Found(token, confidence - float(logits_V[MASK] > unmasked_V.max()))
         return found
 
-    def _forward(self, canvas: Items[int | None], start: int, stop: int) -> Tensor:
-        """Return the logits of all positions; under `dual` only those of the block are right."""
+    def _forward(self, canvas: Items[int | None], start: int, stop: int) -> tuple[int, Tensor]:
+        """Run the whole canvas, or under `dual` after its first step the block; return what."""
         ids_N = torch.tensor([MASK if token is None else token for token in canvas])
-        length, block = len(ids_N), self.block
-        places_N = torch.arange(length)
-        end_N = places_N // block * block + block
-        sees_NN = torch.ones(length, length, dtype=torch.bool)
-        if self.model.spec.block_causal:
-            sees_NN = places_N < end_N.unsqueeze(1)
-        outside_N1 = torch.ones(length, 1, dtype=torch.bool)
-        outside_N1[max(start - self.model.spec.logit_shift, 0) : stop] = False
-        first = self.dual and not self.kept
-        x_NH = self.model.table_VH[ids_N] + self.model.places[:length]
-        for number, (query, key, value, out) in enumerate(self.model.layers):
-            keys_values_N = torch.cat([x_NH @ key, x_NH @ value], dim=1)
-            if first:
-                self.kept.append(keys_values_N)
-            elif self.dual:
-                keys_values_N = torch.where(outside_N1, self.kept[number], keys_values_N)
-            q, k, v = (
-                each.unflatten(1, (2, 8)).transpose(0, 1)
-                for each in (x_NH @ query, *keys_values_N.chunk(2, dim=1))
-            )
-            scores = (q @ k.transpose(1, 2) / 8**0.5).masked_fill(~sees_NN, -torch.inf)
-            x_NH = x_NH + torch.tanh((scores.softmax(-1) @ v).transpose(0, 1).flatten(1) @ out)
-        return x_NH @ self.model.head_VH.T
+        spec, kv = self.model.spec, self.kv
+        begin, end = max(start - spec.logit_shift, 0), stop
+        if not (self.dual and self.begun):
+            begin, end = 0, len(ids_N)
+        self.begun = True
+        block = self.block if spec.block_causal else 0
+        window = Window(begin, end, len(ids_N), block, self.pages)
+        batch = Batch.pack([window], CPU, kv.page_size)
+        x_NH = self.model.forward(self.model.embed(ids_N[begin:end]), batch, kv)
+        return begin, self.model.head(x_NH)
 
 
 def _mean(found: dict[int, Found]) -> float:
@@ -243,21 +228,17 @@ def test_branches_are_run_while_rows_are_few(rows: int, branches: int) -> None:
 
 
 def test_a_request_resumes_with_the_same_tokens() -> None:
-    """Preempted in its engine again and again, and continued in another one."""
+    """Preempted in its engine, and continued in another one."""
     requests = draw_requests(2, 3)
     expected = texts(run_all(toy_engine(ToyModel()), requests))
     engine = toy_engine(ToyModel())
-    for request in requests:
-        engine.add(request)
-    found: list[Update] = []
-    for number in range(9):
-        found += engine.step()
-        if engine.running and number % 4 == 3:
-            engine.preempt(engine.running[-1].uid)
-    left = []
-    for request in requests:
-        mine = [update for update in found if update.uid == request.uid]
-        if not mine or not mine[-1].finish_reason:
-            left.append(replace(request, resume=Resume.after(mine)))
-    assert left
+    found = updates_of(engine, requests, 1, rounds=2)
+    engine.preempt(engine.running[-1].uid)
+    found += updates_of(engine, [], 1, rounds=3)
+    left = [
+        replace(request, resume=Resume.after([u for u in found if u.uid == request.uid]))
+        for request in requests
+        if request.uid in {sequence.uid for sequence in engine.running}
+    ]
+    assert left and engine.preemptions
     assert texts(found + run_all(toy_engine(ToyModel()), left)) == expected

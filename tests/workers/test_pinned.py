@@ -7,7 +7,6 @@ import pytest
 from diffray.components.config import InvalidField
 from diffray.components.grammar.canvas import Canvas
 from diffray.components.params import SamplingParams
-from diffray.workers.admission import check_request
 from diffray.workers.messages import Request, Resume, Update
 from tests.helpers.mixed_requests import (
     ALL_THREE,
@@ -55,19 +54,6 @@ def test_an_answer_in_blocks_can_be_resumed_before_it_is_reported(model: ToyMode
         again = whole_answer(model, replace(request, resume=Resume((), forwards=1)))
         assert again.ids == whole.ids and again.fields == whole.fields
         assert again.logprobs == pytest.approx(whole.logprobs)
-
-
-def test_the_canvas_ends_with_its_last_slot_and_starts_where_attention_does() -> None:
-    for model in (BIDIRECTIONAL, CAUSAL):
-        limits, block = toy_engine(model).limits, model.spec.block_length
-        for number in range(40):
-            plain = Request(0, prompt_of(5 + number), SamplingParams())
-            sequence = check_request(pinned(plain, number), limits).new_sequence()
-            pins = sequence.pins
-            assert pins is not None and pins.cells[pins.slots_stop - 1] < 0
-            assert sequence.stop == sequence.blocks_stop == sequence.prompt_len + pins.slots_stop
-            assert sequence.prompt_len - sequence.start in range(block if model is CAUSAL else 1)
-            assert model is BIDIRECTIONAL or sequence.start % block == 0
 
 
 def test_a_choice_s_options_share_all_probability() -> None:

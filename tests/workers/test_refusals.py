@@ -49,8 +49,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("causal", {"no_repeat_ngram_size": 2}, "(here 32)"),
     # Iterations, caches and decoders that do not fit the model or each other.
     ("bi", cache("exact"), "bidirectional"),
-    ("causal", cache("prefix"), "use 'exact' or 'none'"),
-    ("causal", cache("dual"), "use 'exact' or 'none'"),
     ("causal", cache("vicinity"), "use 'exact' or 'none'"),
     ("bi", part("block_diffusion"), "use 'blockwise'"),
     ("bi", part("soft", decoder={"kind": "fixed"}), "takes a decoder with a threshold"),
@@ -71,7 +69,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bi", {"resume": Resume((1,) * 9, Progress(2, 9))}, NO_FIT),
     ("bi", {"resume": Resume((1,) * 9, Progress(1, 0))}, NO_FIT),
     ("bi", {"resume": Resume((1,) * 9, Progress(0, 3))}, NO_FIT),
-    ("bi", {"resume": Resume((1,) * 9, Progress(-1, 3))}, NO_FIT),
     ("bi", {"resume": Resume((1,) * 19, Progress(9, 9))}, NO_FIT),
     ("bi", {"resume": Resume((1,) * 21)}, NO_FIT),
 ]

@@ -1,19 +1,12 @@
 """A request whose engine is lost resumes in another, from its updates alone, to the same text."""
 
-from dataclasses import fields, replace
 from functools import partial
 
 import pytest
 
 from diffray.components.params import SamplingParams
-from diffray.workers.messages import Request, Resume, Update
-from tests.helpers.mixed_requests import (
-    BIDIRECTIONAL,
-    CAUSAL,
-    MIXED,
-    MIXED_CAUSAL,
-    mixed_requests,
-)
+from diffray.workers.messages import Request, Resume
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL, mixed_requests
 from tests.helpers.resuming import Story, cut_and_resume, updates_of
 from tests.helpers.toy import EOS, ScriptedModel, certain, prompt_of, toy_engine
 
@@ -48,20 +41,3 @@ def test_only_the_current_block_is_done_again() -> None:
         resumed = Resume.after(found[: len(updates_of(toy_engine(model), [request], 1, 9))])
         assert resumed.progress.blocks > 0
         assert whole[-1].forwards < found[-1].forwards <= whole[-1].forwards + 8
-
-
-def test_nothing_to_resume_is_a_new_request() -> None:
-    assert Resume.after([]) == Resume()
-    request = mixed_requests(MIXED)[0]
-    begun = replace(request, resume=Resume())
-    found, plain = (updates_of(toy_engine(BIDIRECTIONAL), [r], 1) for r in (begun, request))
-    assert found == plain
-
-
-def test_the_story_leaves_out_only_the_work() -> None:
-    engine = toy_engine(ScriptedModel(certain({})))
-    facts = Story.of(updates_of(engine, [mixed_requests(MIXED)[0]], 1), 0).facts
-    assert {f.name for f in fields(Update)} - {*facts, "logprobs"} == {
-        "uid", "finish_reason", "forwards", "progress", "canvas", "cached_tokens",
-        "ran", "version", "approximate",
-    }  # fmt: skip

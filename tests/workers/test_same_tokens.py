@@ -159,6 +159,7 @@ class Told:
         except KeyboardInterrupt:
             return
         for update in updates:
+            assert update.uid not in self.cancelled
             self.heard.setdefault(update.uid, []).append(update)
 
     def preempt(self, number: int) -> None:

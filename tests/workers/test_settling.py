@@ -1,29 +1,18 @@
 """One kernel at the end of a step does what the decoders and the state of the batch do."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffray import SamplingParams
-from diffray.components.block import Block
 from diffray.components.sequence import Sequence
 from diffray.kernels.acceptance import settle
 from diffray.kernels.choose import TORCH
-from diffray.kernels.credit import reward
-from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
-from tests.helpers.mixed_requests import (
-    BIDIRECTIONAL,
-    BOTH,
-    CAUSAL,
-    Policies,
-    mixed_requests,
-)
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL
 from tests.helpers.toy import ToyModel, prompt_of, toy_engine
 
 Found = dict[int, list[tuple[Any, ...]]]
@@ -120,21 +109,11 @@ def test_the_usual_decoders_end_their_steps_in_one_kernel(
     assert set(seen) == {"settle"}
 
 
-@BOTH
-def test_what_the_kernel_has_no_rule_for_is_accepted_as_before(
-    model: ToyModel, policies: Policies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests = mixed_requests(policies)
-    expected = everything(toy_engine(model), requests)
-    engine = toy_engine(model)
-    seen = watched(engine, monkeypatch)
-    check(everything(engine, requests), expected)
-    assert "accept" in seen
-
-
 OTHERS: list[dict[str, Any]] = [
     {"diffusion": {"decoder": {"kind": "fixed", "remasking": "random"}}},
     {"diffusion": {"decoder": {"kind": "factor"}}},
+    {"diffusion": {"decoder": {"kind": "edit"}}},
+    {"diffusion": {"decoder": {"kind": "credit"}}, "temperature": 0.7},
     {"diffusion": {"decoder": {"kind": "threshold"}, "iteration": {"kind": "soft"}}},
     {"diffusion": {"decoder": {"kind": "threshold"}, "cfg_scale": 0.5}},
     {"diffusion": {"speculation": {"kind": "verify"}}},
@@ -162,69 +141,3 @@ def test_a_row_that_needs_more_takes_its_batch_along(
     seen.clear()
     check(everything(engine, requests), expected)
     assert seen[-1] == "settle" and "accept" in seen  # the other one is alone in the end
-
-
-def test_torch_s_kernels_end_their_steps_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There one function would gain nothing."""
-    engine = toy_engine(BIDIRECTIONAL)
-    seen = watched(engine, monkeypatch)
-    engine.kv.kernels = TORCH
-    everything(engine, requests_of(SETTLED[:1]))
-    assert set(seen) == {"accept"}
-
-
-VIEWS = {"empty", "flatten", "select", "split", "unbind", "unsqueeze", "view"}
-
-
-class Operations(TorchDispatchMode):
-    """Notes what is launched, but within what stands for one kernel."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-    def kernel(self, run: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def launch(*args: Any) -> Any:
-            before = [*self.seen, name]
-            found = run(*args)
-            self.seen = before
-            return found
-
-        return launch
-
-
-@pytest.mark.parametrize(
-    ("policy", "more"), [(SETTLED[0], []), (CREDIT, ["index", "reward"])], ids=["plain", "credit"]
-)
-def test_what_credit_remembers_and_adds_takes_two_launches(
-    policy: dict[str, Any], more: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside the head, and what ends a step of any of the usual decoders."""
-    found, engine = Operations(), toy_engine(BIDIRECTIONAL)
-    engine.kv.kernels = TORCH._replace(
-        name="other", reward=found.kernel(reward, "reward"), settle=found.kernel(settle, "settle")
-    )
-    head = found.kernel(engine.model.confidence, "head")
-    monkeypatch.setattr(engine.model, "confidence", head)
-    denoise, now = BatchPlan.denoise, BatchState.now
-    launched: list[list[str]] = []
-
-    def planned(*args: Any) -> Block:
-        block = now(*args)
-        found.seen.clear()  # what follows is the choice of tokens
-        return block
-
-    def counted(*args: Any) -> None:
-        with found:
-            denoise(*args)
-        launched.append([name for name in found.seen if name not in VIEWS])
-
-    monkeypatch.setattr(BatchState, "now", planned)
-    monkeypatch.setattr(BatchPlan, "denoise", counted)
-    everything(engine, [Request(0, prompt_of(5), SamplingParams(max_tokens=16, diffusion=policy))])
-    ending = ["full_like", "arange", "index_put_", "settle"]
-    assert sorted(launched[1]) == sorted(["index_select", "head", *ending, *more])

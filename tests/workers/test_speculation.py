@@ -1,26 +1,14 @@
 """Speculation saves forwards and changes nothing else."""
 
-import json
 from typing import Any
 
 import pytest
 
-from benchmarks.golden import EOS, MASK, MASKED, params_of
-from diffray import DiffusionLLM, SamplingParams
-from diffray.components.config import InvalidField
-from diffray.components.speculation import Chance
+from diffray import SamplingParams
 from diffray.workers.messages import Request
-from examples.train_demo.tasks import chat, held_out_items
-from tests.helpers.paths import GOLDEN
-from tests.helpers.speculating import draw_requests, run_all, speculating, texts
+from tests.helpers.speculating import KINDS, draw_requests, run_all, speculating, texts
 from tests.helpers.toy import ToyModel, prompt_of, toy_engine
 
-KINDS: dict[str, dict[str, Any]] = {
-    "bidirectional": {},
-    "shifted": {"logit_shift": 1},
-    "causal": {"block_causal": True},
-    "shifted causal": {"logit_shift": 1, "block_causal": True},
-}
 VERIFY = {"speculation": {"kind": "verify"}}
 SLOW = SamplingParams(
     max_tokens=40,
@@ -29,8 +17,10 @@ SLOW = SamplingParams(
 )
 
 
-def compare(kind: str, count: int, seed: int) -> None:
-    """Run requests alone, and all together in too few pages, with and without speculation."""
+@pytest.mark.parametrize(("count", "seed"), [(6, 1), pytest.param(25, 100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_and_steps_are_those_without(kind: str, count: int, seed: int) -> None:
+    """Alone, and all together in too few pages."""
     model = ToyModel(**KINDS[kind])
     requests = draw_requests(count, seed, causal="causal" in kind, shifted="shifted" in kind)
     drafted = speculating(requests)
@@ -46,74 +36,6 @@ def compare(kind: str, count: int, seed: int) -> None:
     assert after < before
     crowded = toy_engine(model, num_pages=80)
     assert texts(run_all(crowded, drafted)) == expected
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_tokens_and_steps_are_those_without(kind: str) -> None:
-    compare(kind, 6, seed=1)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("kind", KINDS)
-def test_tokens_and_steps_are_those_without_in_200_requests(kind: str, seed: int) -> None:
-    compare(kind, 25, seed=100 + seed)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("checkpoint", "file"),
-    [
-        *((family, f"{family}/golden") for family in MASKED),
-        ("llada", "llada_factor"),
-        ("llada", "llada_end_tokens"),
-        ("llada2_moe", "llada2_steps"),
-        ("llada2_moe", "llada2_edit/golden"),  # of which some do not edit
-    ],
-)
-def test_golden_cases_have_the_same_tokens(checkpoint: str, file: str) -> None:
-    """All cases whose policy may speculate."""
-    cases = json.loads((GOLDEN / f"{file}.json").read_text())["cases"]
-    asked, expected, forwards = [], [], 0
-    with DiffusionLLM(
-        str(GOLDEN / checkpoint), dtype="float64", mask_token_id=MASK, eos_token_id=EOS,
-        max_num_seqs=64, draft_overhead=10_000,
-    ) as llm:  # fmt: skip
-        for number, case in enumerate(cases):
-            plain = Request(number, tuple(case["prompt"]), params_of(case))
-            (request,) = speculating([plain])
-            try:
-                llm.engine.check(request)
-            except InvalidField as error:
-                assert "not go with diffusion.speculation" in str(error)
-                continue
-            asked.append(request)
-            expected.append(case["tokens"])
-            forwards += case.get("forwards", 0)
-        assert len(asked) >= (3 if "edit" in file else 10)
-        found = llm.generate(
-            [list(r.prompt) for r in asked], [r.params for r in asked], use_tqdm=False
-        )
-    assert [out.outputs[0].token_ids for out in found] == expected
-    assert not forwards or sum(out.forwards for out in found) < forwards
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("model", ["demo", "demo-llada2"])
-def test_fixed_steps_take_two_thirds_of_the_forwards(model: str) -> None:
-    """One position for each step, held-out questions, the drafts that are run by default."""
-    chats = list(map(chat, held_out_items(8, seed=1)))
-    policy: dict[str, Any] = {"decoder": {"kind": "fixed", "steps": 64}, "block_length": 32}
-    found = []
-    with DiffusionLLM(model, dtype="float32") as llm:
-        for more in ({}, VERIFY):
-            params = SamplingParams(max_tokens=64, diffusion=policy | more)
-            outputs = [llm.chat(chat, params, use_tqdm=False)[0] for chat in chats]
-            tokens = [out.outputs[0].token_ids for out in outputs]
-            found.append((tokens, sum(out.forwards for out in outputs)))
-    (plain, before), (drafted, after) = found
-    assert drafted == plain
-    assert after * 1.5 <= before, (before, after)
 
 
 def test_drafts_give_way_to_sequences() -> None:
@@ -150,28 +72,6 @@ def test_drafts_are_run_while_they_bring_more_than_they_take(
         engine.add(Request(uid, prompt_of(10, seed=uid), SLOW))
     engine.step()
     assert sum(engine.drafting.running.values()) == drafts
-
-
-@pytest.mark.parametrize(
-    ("state", "foreseen", "done", "counted"),
-    [
-        ({"run": 2, "made": True}, False, False, (0, 1)),
-        ({"run": 2, "made": True}, False, True, (0, 1)),  # the block ended without it
-        ({"made": True}, True, False, (1, 1)),  # only made, and it would have been right
-        ({"made": True}, True, True, (0, 1)),  # ... but would have brought no step
-        ({"made": True}, False, False, (0, 1)),
-        ({"lent": True}, False, True, (0, 1)),  # the block ended before it could be of use
-        ({"lent": True}, True, False, (0, 0)),
-        ({}, True, True, (0, 0)),
-    ],
-)
-def test_a_draft_counts_by_whether_it_brings_a_step(
-    state: dict[str, Any], foreseen: bool, done: bool, counted: tuple[int, int]
-) -> None:
-    chance = Chance(**state)
-    chance.note(0, foreseen=foreseen, done=done)
-    assert chance.own.right * 2 == counted[0] * (2 - done)
-    assert chance.own.checked * 2 == counted[1] * (2 - done)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from diffray.components.mesh import Mesh, OneShot, open_one_shot
 from diffray.workers.bring_up.findings import Findings, GraphsOutcome, SumsOutcome
 from diffray.workers.engine_options import EngineOptions
 from tests.helpers.paths import GOLDEN
-from tests.helpers.rank_sums import alone, generated, kept, opened_with_torch, recorded, tried
+from tests.helpers.rank_sums import alone, generated, kept, recorded, tried
 from tests.helpers.ranks import on_ranks
 from tests.helpers.stand_in_sums import GROUP_S, MOST, ONE_SHOT_S
 
@@ -88,12 +88,6 @@ def test_torchs_one_shot_sum_is_called_as_it_is_declared(monkeypatch: pytest.Mon
     x = torch.empty(64, 2048, dtype=torch.bfloat16, device="meta")
     out = add_up(x)
     assert out.shape == x.shape and out.dtype == x.dtype and out is not x
-
-
-def test_without_symmetric_memory_the_groups_sums_are_used() -> None:
-    """A group on CPUs has none: what torch raises there is the reason, and no other failure."""
-    (reason, _), _ = on_ranks(2, opened_with_torch)
-    assert reason == "RuntimeError: SymmetricMemory does not support device type cpu"
 
 
 @pytest.mark.long

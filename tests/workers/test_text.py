@@ -10,7 +10,7 @@ from diffray.components.params import SamplingParams
 from diffray.workers.job import Job
 from diffray.workers.messages import Update
 from diffray.workers.text import TextStream, Tokenizer
-from tests.helpers.byte_tokenizer import MASK, TOKENIZER, byte_tokenizer
+from tests.helpers.byte_tokenizer import MASK, TOKENIZER
 
 
 def push_each(stream: TextStream, ids: list[int]) -> list[str]:
@@ -99,21 +99,17 @@ def test_a_possible_stop_string_is_held_back_until_it_is_none() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_the_earliest_stop_string_wins_across_borders(size: int) -> None:
+@pytest.mark.parametrize(("include_stop", "text"), [(False, "one "), (True, "one two")])
+def test_the_earliest_stop_string_wins_across_borders(
+    size: int, include_stop: bool, text: str
+) -> None:
     ids = TOKENIZER.encode("one two three")
-    stream = TextStream(TOKENIZER, stop=("three", "two", "o t"))
+    stream = TextStream(TOKENIZER, ("three", "two", "o t"), include_stop)
     for at in range(0, len(ids), size):
         stream.push(ids[at : at + size])
-    assert stream.stopped == "two"
-    assert stream.text == "one "
+    assert (stream.stopped, stream.text) == ("two", text)
     assert len(stream.ids) == len("one two")
     assert stream.finish() == ""
-
-
-def test_the_stop_string_is_kept_if_asked_for() -> None:
-    stream = TextStream(TOKENIZER, stop=("two",), include_stop=True)
-    stream.push(TOKENIZER.encode("one two three"))
-    assert stream.text == "one two"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
@@ -153,16 +149,3 @@ def test_a_mask_that_somebody_typed_is_text() -> None:
     ):
         assert mask_id not in ids
         assert MASK in TOKENIZER.decode(ids)
-
-
-def test_chat_without_a_template_is_refused() -> None:
-    bare = byte_tokenizer()
-    bare.fast.chat_template = None
-    with pytest.raises(ValueError, match="no chat template"):
-        bare.encode_chat([{"role": "user", "content": "hi"}])
-
-
-def test_without_a_tokenizer_there_is_no_text() -> None:
-    stream = TextStream(None)
-    assert stream.push([1, 2, 3]) == "" == stream.finish()
-    assert stream.ids == [1, 2, 3]

@@ -1,19 +1,13 @@
-"""Forbidden and allowed ids, and the most probable ids of each token, on one rank or several."""
+"""Forbidden and allowed ids, and the most probable ids of each token."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
-from diffray.workers.digest import digest
-from diffray.workers.engine import Engine
-from diffray.workers.messages import Request, Update
+from diffray.workers.messages import Request
 from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, MIXED_CAUSAL
-from tests.helpers.threads import ThreadMesh, on_ranks
+from tests.helpers.resuming import updates_of
 from tests.helpers.toy import (
     EOS,
     MASK,
@@ -22,7 +16,6 @@ from tests.helpers.toy import (
     ToyModel,
     generate,
     prompt_of,
-    run,
     toy_engine,
 )
 
@@ -71,16 +64,6 @@ def test_a_sequence_within_the_start_of_another_is_avoided_too() -> None:
     assert generate(model, prompt_of(6), max_tokens=6, **avoided).count(5) == 2
 
 
-def updates_of(engine: Engine, requests: list[Request], steps: int) -> dict[int, list[Update]]:
-    found: dict[int, list[Update]] = {request.uid: [] for request in requests}
-    for request in requests:
-        engine.add(request)
-    while not engine.idle:
-        for update in engine.step(steps):
-            found[update.uid].append(update)
-    return found
-
-
 @pytest.mark.parametrize(("model", "policy"), BOTH)
 @pytest.mark.parametrize("steps", [1, 4])
 def test_rankings_begin_with_the_greedy_choice(
@@ -92,9 +75,9 @@ def test_rankings_begin_with_the_greedy_choice(
     plain = params.model_copy(update={"top_logprobs": 0, "logprobs": False})
     requests = [Request(0, prompt_of(9), params), Request(1, prompt_of(12), plain)]
     found = updates_of(toy_engine(model), requests, steps)
-    assert all(update.top_logprobs == [] for update in found[1])
+    assert all(update.top_logprobs == [] for update in found if update.uid == 1)
     count = 0
-    for update in found[0]:
+    for update in (each for each in found if each.uid == 0):
         assert len(update.top_logprobs) == len(update.ids)
         for token, logprob, top in zip(
             update.ids, update.logprobs, update.top_logprobs, strict=True
@@ -109,111 +92,10 @@ def test_rankings_begin_with_the_greedy_choice(
     assert count == 30
 
 
-def test_rankings_are_of_the_step_at_which_a_token_became_final() -> None:
-    """One position a step: at each, the model says another distribution."""
-    step = iter(range(100))
-
-    class Changing(ScriptedModel):
-        def head(self, hidden_RH: Tensor) -> Tensor:
-            shift = float(next(step))
-            self.script = lambda position: {1: 2.0 + shift, 2: 1.0, 3: 0.5, MASK: 1.5}
-            return super().head(hidden_RH)
-
-    params = SamplingParams(
-        max_tokens=4, logprobs=True, top_logprobs=2, diffusion={"decoder": {"kind": "fixed"}}
-    )
-    found = updates_of(toy_engine(Changing(lambda _: {})), [Request(0, (9,), params)], 2)[0]
-    tops = [top for update in found for top in update.top_logprobs]
-    at = [step for update in found for step in update.steps]
-    for when, top in zip(at, tops, strict=True):
-        logits = torch.zeros(VOCAB, dtype=torch.float64)
-        logits[[1, 2, 3, MASK]] = torch.tensor([2.0 + when, 1, 0.5, 1.5], dtype=torch.float64)
-        logprobs = logits.log_softmax(-1)
-        assert [token for token, _ in top] == [1, 2]
-        assert [value for _, value in top] == pytest.approx(logprobs[[1, 2]].tolist(), abs=1e-6)
-    assert len(set(at)) > 1
-
-
 def test_rankings_leave_out_what_is_forbidden() -> None:
     params = SamplingParams(
         max_tokens=6, logprobs=True, top_logprobs=20, allowed_token_ids=[3, 8, 9], ignore_eos=True
     )
-    found = updates_of(toy_engine(BIDIRECTIONAL), [Request(0, prompt_of(9), params)], 1)[0]
+    found = updates_of(toy_engine(BIDIRECTIONAL), [Request(0, prompt_of(9), params)], 1)
     tops = [top for update in found for top in update.top_logprobs]
     assert [{token for token, _ in top} for top in tops] == [{3, 8, 9}] * 6
-
-
-class ShardedToy(ToyModel):
-    """The toy with a head that is cut over ranks."""
-
-    def __init__(self, mesh: Mesh) -> None:
-        super().__init__()
-        start, stop = mesh.shard(VOCAB, "vocabulary")
-        self.spec = replace(self.spec, vocab_start=start)
-        self.head_VH = self.head_VH[start:stop]
-
-
-def choosy_requests() -> list[Request]:
-    policies = [policy for policy in MIXED if "iteration" not in policy]
-    choices: list[dict[str, Any]] = [
-        {"bad_token_ids": range(20, 40)},
-        {"allowed_token_ids": [1, 17, 33, 34, 58]},
-        {"allowed_token_ids": range(32), "bad_token_ids": [0, 31]},
-        {},
-        {"allowed_token_ids": [63, 62, 61], "min_tokens": 9},
-        {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.6},
-        {"min_p": 0.1, "bad_token_sequences": [[a, b] for a in range(9) for b in range(9)]},
-    ]
-    return [
-        Request(
-            uid,
-            prompt_of(5 + uid, uid),
-            SamplingParams(
-                max_tokens=20, temperature=(0, 0.9)[uid % 2], seed=uid, logprobs=True,
-                top_logprobs=(20, 3, 0, 7, 1)[uid % 5], diffusion=policy,
-                **choices[uid % 7],
-            ),
-        )
-        for uid, policy in enumerate(policies)
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks_together_choose_and_rank_as_one(size: int) -> None:
-    whole = updates_of(toy_engine(BIDIRECTIONAL), choosy_requests(), 2)
-
-    def work(mesh: ThreadMesh) -> tuple[dict[int, list[Update]], list[int]]:
-        engine = toy_engine(ShardedToy(mesh))
-        engine.mesh = mesh
-        for request in choosy_requests():
-            engine.add(request)
-        updates: dict[int, list[Update]] = {request.uid: [] for request in choosy_requests()}
-        digests = []
-        while not engine.idle:
-            for update in engine.step(2):
-                updates[update.uid].append(update)
-            digests.append(digest(engine))
-        return updates, digests
-
-    found = on_ranks(size, work)
-    for updates, digests in found:
-        assert digests == found[0][1]
-        assert len(set(digests)) == len(digests)
-        for uid, expected in whole.items():
-            for mine, theirs in zip(updates[uid], expected, strict=True):
-                assert (mine.ids, mine.steps) == (theirs.ids, theirs.steps)
-                assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-6)
-                for top, other in zip(mine.top_logprobs, theirs.top_logprobs, strict=True):
-                    assert [token for token, _ in top] == [token for token, _ in other]
-                    values = [value for _, value in top]
-                    assert values == pytest.approx([value for _, value in other], abs=1e-6)
-
-
-def test_requests_without_it_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("asked for by nobody")
-
-    monkeypatch.setattr("diffray.components.logits.Logits.top", refuse)
-    monkeypatch.setattr("diffray.components.logits.Logits.keep_only", refuse)
-    requests = [Request(0, prompt_of(9), SamplingParams(max_tokens=9, logprobs=True))]
-    assert run(toy_engine(BIDIRECTIONAL), requests)

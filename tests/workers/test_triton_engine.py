@@ -3,25 +3,19 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
 from benchmarks.golden import FAMILIES, Case, cases_of
 from benchmarks.gpu.engine_checks import Way, engine_of, requests_of
 from benchmarks.gpu.measure import noted_variants
 from diffray import DiffusionLLM, SamplingParams
-from diffray.components.batch import Batch, Window
-from diffray.components.checkpoints.checkpoint import load_model
-from diffray.components.denoiser import Denoiser
-from diffray.kernels.choose import TORCH, Kernels, choose_kernels, triton_kernels
+from diffray.kernels.choose import TORCH, choose_kernels
 from diffray.kernels.triton import attention, table
 from diffray.kernels.variants import Variant
 from tests.helpers.paths import GOLDEN
-from tests.helpers.tiny_checkpoints import IDS, LLADA2_MOE, LLADA_MOE, kv_pool, random_weights, save
 
 CPU = torch.device("cpu")
 DEFAULTS = Way("float32", "triton", None)
@@ -60,9 +54,7 @@ def check_first_block(
 
 
 @pytest.mark.long
-def test_golden_tokens_come_out_of_split_keys(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_golden_tokens_come_out_of_split_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which small models do not need: splits of 32 keys, and in float32 too."""
     attend = replace(attention.ATTEND, own_variants=lambda *_: [split])
     split = Variant("split", partial(attention.attend, split_keys=32))
@@ -92,41 +84,6 @@ def test_golden_tokens_come_out_of_triton_s_kernels(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("quantization", [None, "int8", "fp8"])
-@pytest.mark.parametrize("config", [LLADA_MOE, LLADA2_MOE], ids=["softmax", "grouped"])
-def test_layers_compute_and_store_what_torch_s_do(
-    tmp_path: Path, config: dict[str, object], quantization: str | None
-) -> None:
-    """Two windows of one sequence, the second of which reads what the first has stored."""
-    folder = save(tmp_path, config, random_weights(config))
-    plain, fused = (
-        two_windows(
-            load_model(
-                folder, dtype="float32", device="cpu", kernels=kernels, quantization=quantization
-            ),
-            IDS,
-        )
-        for kernels in ("torch", "triton")
-    )
-    for ours, theirs in zip(fused, plain, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
-
-
-@torch.inference_mode()
-def two_windows(model: Denoiser, ids: list[int]) -> tuple[Tensor, ...]:
-    """Return the last window's hidden states, what its rows choose, and the pool."""
-    block = 4 if model.spec.block_causal else 0
-    kv = kv_pool(model, model.dtype, len(ids))
-    kv.kernels = model.kernels
-    pages = torch.tensor(kv.allocate(kv.pages_for(len(ids))))
-    for start, stop in ((0, 8), (4, len(ids))):
-        window = Window(start, stop, stop, block, pages)
-        batch = Batch.pack([window], CPU, kv.page_size)
-        hidden = model.forward(model.embed(torch.tensor(ids[start:stop])), batch, kv)
-    return hidden, *model.confidence(hidden, 62, None), kv.keys_LSGD, kv.values_LSGD
-
-
-@pytest.mark.long
 def test_sampled_tokens_are_those_of_torch() -> None:
     """Temperature is drawn in the kernel; top-p makes the same request write its logits."""
     prompts = [[5, 6, 7], [8, 9]]
@@ -145,12 +102,16 @@ def test_sampled_tokens_are_those_of_torch() -> None:
     assert found[0] != found[1]
 
 
-def test_triton_on_a_cpu_is_for_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton import knobs
 
     monkeypatch.setattr(knobs.runtime, "interpret", True)
     assert choose_kernels("triton", CPU, torch.float32).name == "triton"
     monkeypatch.setattr(knobs.runtime, "interpret", False)
+    with pytest.raises(ValueError, match="do not support float64; choose a dtype of bfloat16"):
+        choose_kernels("triton", CPU, torch.float64)
+    with pytest.raises(ValueError, match="kernels is 'cuda'; expected one of auto, torch, triton"):
+        choose_kernels("cuda", CPU, torch.float32)
     with pytest.raises(ValueError, match=r"the device is cpu; choose cuda, or .* TRITON_INTERPRET"):
         choose_kernels("triton", CPU, torch.float32)
 
@@ -169,16 +130,3 @@ def test_auto_is_triton_where_it_is_installed_and_the_gpu_is_new(
     assert choose_kernels("auto", gpu, torch.float32) is TORCH
     with pytest.raises(ValueError, match=r"is not installed; pip install 'diffray\[triton\]'"):
         choose_kernels("triton", CPU, torch.float32)
-
-
-def test_kernels_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not support float64; choose a dtype of bfloat16"):
-        choose_kernels("triton", CPU, torch.float64)
-    with pytest.raises(ValueError, match="kernels is 'cuda'; expected one of auto, torch, triton"):
-        choose_kernels("cuda", CPU, torch.float32)
-
-
-def test_both_sets_have_the_same_functions() -> None:
-    assert {type(kernels) for kernels in (TORCH, triton_kernels())} == {Kernels}
-    different = [a is not b for a, b in zip(TORCH[1:], triton_kernels()[1:], strict=True)]
-    assert all(different)

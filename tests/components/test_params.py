@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field, field_validator
 
 from diffray import SamplingParams
-from diffray.components.config import UNIONS, Config, InvalidField, counted
+from diffray.components.config import UNIONS, Config, InvalidField
 from diffray.components.decoders.factor import Factor
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.decoders.whole_slots import WholeSlots
@@ -128,14 +128,6 @@ def test_what_a_model_is_said_to_accept_is_what_it_accepts(causal: bool) -> None
                 fitting.append(kind)
         assert accepted[part] == fitting and 0 < len(fitting) < len(kinds)
     assert accepted["suffix"] == (not causal)
-
-
-def test_one_of_a_thing_is_singular() -> None:
-    assert [counted(number, "forward") for number in (0, 1, 2)] == [
-        "0 forwards",
-        "1 forward",
-        "2 forwards",
-    ]
 
 
 def test_one_stop_string_is_a_list_of_one() -> None:

@@ -91,19 +91,6 @@ def test_a_pattern_goes_before_parts() -> None:
     assert formats == {FORMATS["uint8"], None}
 
 
-def test_the_command_line_can_name_parts() -> None:
-    written = parse_quantization("experts=fp8, head=int8")
-    assert written.rules == parse_quantization({"experts": "fp8", "head": "int8"}).rules
-    assert parse_quantization("experts_fp8").rules == parse_quantization({"experts": "fp8"}).rules
-
-
-@pytest.mark.parametrize(("kind", "experts"), [("w8a8", "int8"), ("w8a8_fp8", "w8a8_fp8")])
-def test_only_whole_numbers_leave_what_experts_read_alone(kind: str, experts: str) -> None:
-    model = load(GOLDEN / "llada_moe", kind)
-    assert {each.format for each in weights_of(model, "experts")} == {FORMATS[experts]}
-    assert {each.format for each in weights_of(model, "attention")} == {FORMATS[kind]}
-
-
 @pytest.mark.parametrize("expert_parallel", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_compute_what_one_does(kind: str, expert_parallel: bool) -> None:

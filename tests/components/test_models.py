@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +51,9 @@ def test_logits_equal_the_original_systems(name: str, dtype: str) -> None:
         torch.testing.assert_close(logits[golden["positions"]], expected, atol=tolerance, rtol=0)
 
 
-def sdar(w: dict[str, Tensor], c: dict[str, Any], ids: Tensor) -> Tensor:
-    return plain_models.sdar(w, c, ids, 4)
-
-
-def llada2(w: dict[str, Tensor], c: dict[str, Any], ids: Tensor) -> Tensor:
-    return plain_models.llada2_moe(w, c, ids, 4)
-
-
-def fast_dllm_v2(w: dict[str, Tensor], c: dict[str, Any], ids: Tensor) -> Tensor:
-    return plain_models.dream(w, c, ids, 4)
+sdar = partial(plain_models.sdar, block=4)
+llada2 = partial(plain_models.llada2_moe, block=4)
+fast_dllm_v2 = partial(plain_models.dream, block=4)
 
 
 @pytest.mark.parametrize(

@@ -55,35 +55,6 @@ def test_control_groups_limit_cores_and_memory(
     assert (usable_cores(tmp_path), available_memory(tmp_path)) == (cores, memory)
 
 
-def page_faults(prepare: str) -> int:
-    """Return how many pages the system makes anew while tensors of 32 MB come and go ten times."""
-    script = f"""
-import resource, torch
-from diffray.components.backend import keep_freed_memory
-{prepare}
-def use():
-    parts = [torch.ones(1 << 20) for _ in range(8)]
-    del parts
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(3):
-    before = use()
-for _ in range(10):
-    after = use()
-print(after - before)
-"""
-    # Else glibc would learn a threshold of its own from the first tensors that it gives back.
-    few = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-    run = subprocess.run(
-        [sys.executable, "-c", script], env=few, capture_output=True, text=True, check=True
-    )
-    return int(run.stdout)
-
-
-@pytest.mark.long
-def test_freed_memory_is_used_again() -> None:
-    assert page_faults("keep_freed_memory()") < page_faults("") / 4
-
-
 def test_an_idle_rank_gives_freed_memory_back() -> None:
     """Also what lies between pieces that are still in use, which the C library keeps by itself."""
     code = """

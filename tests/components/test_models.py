@@ -85,6 +85,7 @@ fast_dllm_v2 = partial(plain_models.dream, block=4)
         (SDAR, {}, sdar),
         (SDAR, {"num_key_value_heads": 4, "head_dim": None}, sdar),
         (SDAR, {"tie_word_embeddings": True}, sdar),
+        (SDAR, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, sdar),
         (SDAR_MOE, {}, sdar),
         (SDAR_MOE, {"num_experts_per_tok": 5, "tie_word_embeddings": True}, sdar),
         (LLADA2_MOE, {}, llada2),

@@ -158,35 +158,25 @@ def mutated(content: bytes, data: st.DataObject, head: int | None = None) -> byt
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text", "word"),
     [
-        ("config.json", "", ("config.json", "not valid JSON")),
-        ("config.json", "[]", ("config.json", "not a JSON object")),
-        ("config.json", "[" * 10**5, ("config.json", "too deep")),
-        ("config.json", '{"n_heads": ' + "9" * 5000 + "}", ("config.json", "not valid JSON")),
-        ("config.json", '{"n_heads": 1, "n_heads": 2}', ("'n_heads'", "twice")),
-        ("config.json", '{"architectures": [["LLaDAModelLM"]]}', ("architectures",)),
-        ("config.json", '{"architectures": "LLaDAModelLM"}', ("architectures",)),
-        ("tokenizer.json", "{}", ("tokenizer.json",)),
-        ("tokenizer.json", "\0", ("tokenizer.json",)),
-        ("tokenizer_config.json", "[]", ("tokenizer_config.json",)),
-        (
-            "generation_config.json",
-            '{"temperature": "hot"}',
-            ("generation_config.json", "temperature"),
-        ),
-        (
-            "generation_config.json",
-            '{"max_new_tokens": -4}',
-            ("generation_config.json", "max_new_tokens"),
-        ),
+        ("config.json", "", "not valid JSON"),
+        ("config.json", "[]", "not a JSON object"),
+        ("config.json", "[" * 10**5, "too deep"),
+        ("config.json", '{"n_heads": ' + "9" * 5000 + "}", "not valid JSON"),
+        ("config.json", '{"n_heads": 1, "n_heads": 2}', "twice"),
+        ("config.json", '{"architectures": [["LLaDAModelLM"]]}', "architectures"),
+        ("config.json", '{"architectures": "LLaDAModelLM"}', "architectures"),
+        ("tokenizer.json", "{}", ""),
+        ("tokenizer.json", "\0", ""),
+        ("tokenizer_config.json", "[]", ""),
+        ("generation_config.json", '{"temperature": "hot"}', "temperature"),
+        ("generation_config.json", '{"max_new_tokens": -4}', "max_new_tokens"),
     ],
 )
-def test_the_sentence_names_file_and_key(
-    tiny: Path, name: str, text: str, words: tuple[str, ...]
-) -> None:
+def test_the_sentence_names_file_and_key(tiny: Path, name: str, text: str, word: str) -> None:
     (tiny / name).write_text(text)
-    refused(lambda: opened(tiny), *words)
+    refused(lambda: opened(tiny), name, word)
 
 
 @pytest.mark.parametrize(
@@ -210,13 +200,10 @@ def test_added_tokens_that_are_none_are_named(
     [
         ("llada", "n_layers", 10**9),
         ("llada", "d_model", 10**30),
-        ("llada", "mlp_ratio", 2**40),
         ("llada", "rope_theta", float("inf")),
         ("llada_moe", "num_experts", 10**9),
-        ("llada_moe", "num_hidden_layers", 10**12),
         ("llada2_moe", "vocab_size", 2**62),
         ("llada2_moe", "partial_rotary_factor", 1e29),
-        ("llada2_moe", "num_attention_heads", 10**6),
     ],
 )
 def test_sizes_of_no_model_are_refused_before_one_is_built(

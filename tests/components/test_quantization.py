@@ -1,13 +1,12 @@
 """Quantized models: near the model, in less memory, part by part, on any number of ranks."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from diffray.components.backend import give_back_memory
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.folder import read_config
 from diffray.components.denoiser import Denoiser
@@ -19,10 +18,12 @@ from diffray.kernels.choose import TORCH
 from diffray.kernels.formats import FORMATS, Format
 from diffray.kernels.quantize import Quantized, dequantize
 from diffray.kernels.quantized import multiplies_bytes, quantized_linear
+from tests.helpers.own_process import in_own_process
 from tests.helpers.paths import GOLDEN
 from tests.helpers.quantized import weights_of
 from tests.helpers.threads import over_ranks
 from tests.helpers.tiny_checkpoints import IDS, full_forward
+from tests.helpers.updatable_toy import resident_bytes
 
 KINDS = ["int8", "uint8", "int4", "uint4", "fp8"]
 MODELS = ["llada", "llada_moe", "llada_moe_fused", "llada2_moe", "sdar", "sdar_moe", "dream"]
@@ -150,27 +151,21 @@ def test_packed_bytes_change_no_bit(size: int) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not multiplies_bytes(), reason="this CPU has no unit for bytes")
 def test_packed_bytes_are_kept_once() -> None:
-    """In a process of its own: an engine before makes the C library keep what is freed."""
-    script = """
-import torch
-from diffray.components.backend import give_back_memory
-from diffray.components.weight import Weight
-from diffray.kernels.formats import FORMATS
-from diffray.kernels.quantized import quantized_linear
-from tests.helpers.updatable_toy import resident_bytes
+    """An engine before would make the C library keep what is freed."""
+    assert in_own_process(bytes_of_packing) < 0.5  # twice would be 1; oneDNN takes some megabytes
 
-weight = Weight("mlp", 8192, 4096, dtype=torch.float32)
-weight.dense = torch.nn.Parameter(torch.ones(8192, 4096), requires_grad=False)
-weight.quantize(FORMATS["w8a8"], quantized_linear)
-give_back_memory(0)
-before = resident_bytes()
-weight.pack()
-assert weight.kept.values_EOI.is_mkldnn
-give_back_memory(0)
-print((resident_bytes() - before) / weight.count)
-"""
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert float(run.stdout) < 0.5  # twice would be 1; oneDNN takes some megabytes of its own
+
+def bytes_of_packing() -> float:
+    """Return by how much packing a matrix makes the process grow, by its numbers."""
+    weight = Weight("mlp", 8192, 4096, dtype=torch.float32)
+    weight.dense = torch.nn.Parameter(torch.ones(8192, 4096), requires_grad=False)
+    weight.quantize(FORMATS["w8a8"], quantized_linear)
+    give_back_memory(0)
+    before = resident_bytes()
+    weight.pack()
+    assert weight.kept.values_EOI.is_mkldnn
+    give_back_memory(0)
+    return (resident_bytes() - before) / weight.count
 
 
 @pytest.mark.parametrize(("kind", "share"), [("fp8", 1), ("w8a8_fp8", 1), ("w8a8", 0), ("int4", 0)])

@@ -11,6 +11,7 @@ from diffray.kernels.experts import experts_forward as reference
 from diffray.kernels.formats import FORMATS
 from diffray.kernels.quantize import quantize
 from diffray.kernels.router import Routing, list_pairs
+from diffray.kernels.triton import pairs
 from diffray.kernels.triton.experts import (
     EXPERTS,
     experts_add_norm,
@@ -152,3 +153,15 @@ def test_float8_weights_are_multiplied_in_float16_whatever_the_range(louder: flo
         x[0, 0] = 1e6  # no float16 number, and one of thousands
         assert quantized_experts_forward(x, *args).isfinite().all()
     assert float((got - expected).norm() / expected.norm()) < 0.004
+
+
+# Of 5,000 pairs a program looks at a part at a time.
+@pytest.mark.parametrize(("tokens", "chosen"), [(1, 1), (40, 8), (2500, 2)])
+def test_each_expert_s_pairs_are_listed_in_their_order(tokens: int, chosen: int) -> None:
+    torch.manual_seed(tokens)
+    ids = torch.randint(-1, 7, (tokens, chosen), device=DEVICE)
+    starts, order = pairs.list_pairs(ids, 6)
+    flat = ids.flatten()
+    expected = [(flat == expert).nonzero().flatten() for expert in range(6)]
+    assert starts.tolist() == [0, *torch.tensor([len(x) for x in expected]).cumsum(0).tolist()]
+    assert torch.equal(order[: int(starts[-1])].long(), torch.cat(expected))

@@ -2,9 +2,7 @@
 
 import json
 from copy import deepcopy
-from functools import reduce
 from itertools import product
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +266,12 @@ def test_what_is_not_implemented_is_refused(
     assert words in str(caught.value)
 
 
+def inner(value: dict[str, Any], way: list[str]) -> dict[str, Any]:
+    for key in way:
+        value = value[key]
+    return value
+
+
 ODD: list[Any] = [None, True, 0, -7, 4.0, 1e300, "", "x", "re:[", [], [None], {}, {"x": [1]}]
 
 
@@ -285,9 +289,9 @@ def test_odd_values_are_refused_or_mean_what_they_say(
     ways: list[list[str]] = [[], ["config_groups", "group_0"]]
     ways.append([*ways[1], "weights"])
     for way in ways if "config_groups" in about else ways[:1]:
-        for key, value in product(reduce(getitem, way, about), ODD):
+        for key, value in product(inner(about, way), ODD):
             changed = deepcopy(about)
-            reduce(getitem, way, changed)[key] = value
+            inner(changed, way)[key] = value
             rewrite(folder, **changed)
             try:
                 found = parameters(folder)

@@ -86,7 +86,8 @@ def calls() -> list[Call]:
 def swapped(*args: Any, **options: Any) -> Tensor:
     """Take gate for up."""
     up, gate = args[3].chunk(2, dim=1)
-    return cutlass_fused_moe(*args[:3], torch.cat([gate, up], dim=1), *args[4:], **options)
+    changed = *args[:3], torch.cat([gate, up], dim=1), *args[4:]
+    return cutlass_fused_moe(*changed, **options)
 
 
 @pytest.mark.parametrize("call", calls(), ids=lambda call: call.kernel.name)

@@ -34,12 +34,10 @@ def place(spans: list[Span], padding: int = 0) -> tuple[PagedWindows, int]:
     lengths = [span.stop - span.start for span in spans] + [0] * padding
     spans = spans + [Span(0, 0, 0)] * padding
     starts, ends, stops, blocks = torch.tensor(spans, dtype=torch.int32).to(DEVICE).unbind(1)
+    firsts = torch.tensor([0, *lengths]).cumsum(0).int().to(DEVICE)
+    starts, ends, stops, blocks = (each.contiguous() for each in (starts, ends, stops, blocks))
     windows = PagedWindows(
-        torch.tensor([0, *lengths]).cumsum(0).int().to(DEVICE),
-        *(part.contiguous() for part in (starts, stops, blocks, starts, ends)),
-        pages.to(DEVICE),
-        PAGE,
-        max(lengths),
+        firsts, starts, stops, blocks, starts, ends, pages.to(DEVICE), PAGE, max(lengths)
     )
     return windows, int(pages.max()) + 1
 
@@ -100,12 +98,13 @@ def test_padding_changes_nothing_and_what_no_query_sees_is_not_read() -> None:
     q, k, v = tensors(bare, pages, 2, 2, 16)
     expected = reference.paged_attention(q, k, v, bare)
     pad = torch.nn.functional.pad
-    wide = PagedWindows(
-        torch.cat([bare.first_W, bare.first_W[-1:].expand(2)]),
-        *(pad(part, (0, 2)) for part in bare[1:6]),
-        pad(bare.pages_WP, (0, 3, 0, 2)),
-        PAGE,
-        40,
+    wide = bare._replace(
+        first_W=torch.cat([bare.first_W, bare.first_W[-1:].expand(2)]),
+        start_W=pad(bare.start_W, (0, 2)),
+        kv_stop_W=pad(bare.kv_stop_W, (0, 2)),
+        block_W=pad(bare.block_W, (0, 2)),
+        pages_WP=pad(bare.pages_WP, (0, 3, 0, 2)),
+        max_queries=40,
     )
     k[:PAGE] = v[:PAGE] = torch.nan
     last = int(bare.pages_WP[0, 2]) * PAGE  # positions 16 to 23, of which 19 and up are unseen

@@ -8,7 +8,6 @@ from diffray.components.experts import Experts
 from diffray.components.lora import LoRA
 from diffray.components.low_rank import Adapted, Delta, LowRank, Running
 from diffray.components.mesh import Mesh
-from diffray.components.weight import Weight
 from diffray.kernels.choose import TORCH
 from diffray.kernels.router import Routing
 
@@ -38,14 +37,6 @@ def layer(dtype: torch.dtype, running: Running) -> Experts:
     return experts
 
 
-def merge(weight: Weight, lora: LoRA) -> None:
-    assert weight.lora is not None
-    for expert, deltas in weight.lora.deltas.pop(lora).items():
-        for delta in deltas:
-            rows = weight.plain[expert, delta.start : delta.start + len(delta.up_OR)]
-            rows += delta.up_OR @ delta.down_RI
-
-
 def drawn(dtype: torch.dtype) -> tuple[Tensor, Routing]:
     ids_TK = torch.rand(TOKENS, EXPERTS).topk(CHOSEN).indices
     return torch.randn(TOKENS, HIDDEN, dtype=dtype), Routing(ids_TK, torch.rand(TOKENS, CHOSEN))
@@ -65,18 +56,3 @@ def test_rows_of_others_are_the_same_bit_for_bit(dtype: torch.dtype) -> None:
     for own, adapted in ((0, 2 * torch.arange(4)), (1, torch.arange(3))):
         chosen_T = torch.isin(routing.ids_TK, adapted).any(1)
         assert changed_T[(own_T == own) & chosen_T].all()
-
-
-@pytest.mark.parametrize("share", [2, 1])
-def test_rows_of_an_adapter_are_those_of_merged_weights(share: int) -> None:
-    """Beside other rows, and when there are no others."""
-    torch.manual_seed(0)
-    running, dtype = Running(), torch.float64
-    experts, (x_TH, routing) = layer(dtype, running), drawn(dtype)
-    rows = torch.arange(0, TOKENS, share)
-    running.adapted = (Adapted(LORAS[0], rows),)
-    adapted_TH = experts(x_TH, routing)
-    running.adapted = ()
-    merge(experts.w31, LORAS[0])
-    merge(experts.w2, LORAS[0])
-    torch.testing.assert_close(adapted_TH[rows], experts(x_TH, routing)[rows])

@@ -14,7 +14,6 @@ from diffray.components.checkpoints.weights import open_weights
 from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny_checkpoints import (
     LLADA2_MOE,
-    LLADA_MOE,
     assert_same,
     join_experts,
     parameters,
@@ -42,50 +41,6 @@ def test_the_result_is_what_the_original_tool_writes(tmp_path: Path) -> None:
     assert config == json.loads((GOLDEN / "llada_moe_fused" / "config.json").read_text())
 
 
-def test_merged_experts_convert_too_and_dtypes_stay(tmp_path: Path) -> None:
-    weights = {n: t.to(torch.bfloat16) for n, t in random_weights(LLADA2_MOE).items()}
-    path = save(tmp_path / "merged", LLADA2_MOE, join_experts(weights, 8, merged=True))
-    fused = convert(path, tmp_path / "out", progress=False)
-    assert_same(parameters(fused), parameters(path))
-    (file,) = fused.glob("*.safetensors")
-    assert {t.dtype for t in load_file(file).values()} == {torch.bfloat16}
-
-
-def test_side_files_come_along_and_foreign_code_does_not(tmp_path: Path) -> None:
-    config: dict[str, Any] = LLADA_MOE | {"auto_map": {"AutoModel": "modeling_x.X"}}
-    path = save(tmp_path / "model", config, random_weights(config))
-    for name in ("tokenizer.json", "generation_config.json", "chat_template.jinja"):
-        (path / name).write_text("{}")
-    (path / "modeling_x.py").write_text("")
-    fused = convert(path, tmp_path / "out", progress=False)
-    assert {file.name for file in fused.iterdir()} == {
-        "chat_template.jinja",
-        "config.json",
-        "generation_config.json",
-        "model-00001-of-00001.safetensors",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-    }
-    assert "auto_map" not in json.loads((fused / "config.json").read_text())
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("llada", "has no experts"), ("llada_moe_fused", "already in the fused layout")],
-)
-def test_what_needs_no_conversion_is_refused(name: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=said):
-        convert(GOLDEN / name, tmp_path / "out", progress=False)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("keep")
-    with pytest.raises(ValueError, match="exists and is not empty"):
-        convert(GOLDEN / "llada_moe", tmp_path, progress=False)
-    assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
-
-
 def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
@@ -95,3 +50,39 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_side_files_come_along_and_foreign_code_does_not(tmp_path: Path) -> None:
+    """Of merged experts too, whose dtype stays."""
+    config: dict[str, Any] = LLADA2_MOE | {"auto_map": {"AutoModel": "modeling_x.X"}}
+    weights = {n: t.to(torch.bfloat16) for n, t in random_weights(config).items()}
+    path = save(tmp_path / "merged", config, join_experts(weights, 8, merged=True))
+    side = {"tokenizer.json", "generation_config.json", "chat_template.jinja"}
+    for name in side:
+        (path / name).write_text("{}")
+    (path / "modeling_x.py").write_text("")
+    fused = convert(path, tmp_path / "out", progress=False)
+    assert_same(parameters(fused), parameters(path))
+    written = {"config.json", "model-00001-of-00001.safetensors", "model.safetensors.index.json"}
+    assert {file.name for file in fused.iterdir()} == side | written
+    assert {t.dtype for t in load_file(next(fused.glob("*.safetensors"))).values()} == {
+        torch.bfloat16
+    }
+    assert "auto_map" not in json.loads((fused / "config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("llada", "has no experts"),
+        ("llada_moe_fused", "already in the fused layout"),
+        ("llada_moe", "exists and is not empty"),
+    ],
+)
+def test_what_needs_no_conversion_is_refused(name: str, said: str, tmp_path: Path) -> None:
+    """Nothing is written, and nothing overwritten."""
+    out = tmp_path if name == "llada_moe" else tmp_path / "out"
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(ValueError, match=said):
+        convert(GOLDEN / name, out, progress=False)
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]

@@ -80,25 +80,21 @@ ACCEPTED: list[tuple[Decoder, tuple[float, ...], list[int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("decoder", "row", "expected"), ACCEPTED)
-def test_of_a_block_s_first_step_it_accepts(
-    decoder: Decoder, row: tuple[float, ...], expected: list[int]
-) -> None:
-    assert accepted(decoder, *row) == expected
+# Of a later step of the block.
+LATER_ACCEPTED: list[tuple[Decoder, tuple[float, ...], list[int], int]] = [
+    (STEPPED, SHARES, [1, 2], 2),
+    (Sequential(steps_per_block=3), LEFT, [1, 3], 2),
+    (Edit(threshold=0.9, steps_per_block=3), SHARES, [1, 2], 2),
+    (BUDGET, LATER, [1, 2, 3], 1),  # one of the four that were allowed is final
+    (BUDGET, LATER, [1, 2, 3, 4], 9),  # after the last step everything is allowed
+]
 
 
 @pytest.mark.parametrize(
-    ("decoder", "row", "step", "expected"),
-    [
-        (STEPPED, SHARES, 2, [1, 2]),
-        (Sequential(steps_per_block=3), LEFT, 2, [1, 3]),
-        (Edit(threshold=0.9, steps_per_block=3), SHARES, 2, [1, 2]),
-        (BUDGET, LATER, 1, [1, 2, 3]),  # one of the four that were allowed is final
-        (BUDGET, LATER, 9, [1, 2, 3, 4]),  # after the last step everything is allowed
-    ],
+    ("decoder", "row", "expected", "step"), [*((*each, 0) for each in ACCEPTED), *LATER_ACCEPTED]
 )
-def test_of_a_later_step_it_accepts(
-    decoder: Decoder, row: tuple[float, ...], step: int, expected: list[int]
+def test_of_a_step_it_accepts(
+    decoder: Decoder, row: tuple[float, ...], expected: list[int], step: int
 ) -> None:
     assert accepted(decoder, *row, step_in_block_B=torch.tensor([step])) == expected
 
@@ -115,6 +111,7 @@ def test_a_floor_raises_the_threshold(decoder: Decoder) -> None:
 
 @pytest.mark.parametrize(("steps", "shares"), [(3, [4, 3, 3]), (10, [1] * 10), (1, [10])])
 def test_fixed_spreads_masks_over_steps_the_odd_ones_first(steps: int, shares: list[int]) -> None:
+    """And its steps over the blocks."""
     masked = torch.ones(1, 10, dtype=torch.bool)
     found = []
     for step in range(steps):
@@ -122,11 +119,7 @@ def test_fixed_spreads_masks_over_steps_the_odd_ones_first(steps: int, shares: l
         mask = Fixed(steps=steps).accept(proposal_of(torch.rand(1, 10)), block)
         found.append(int(mask.sum()))
         masked = masked & ~mask
-    assert found == shares
-    assert not masked.any()
-
-
-def test_fixed_shares_its_steps_among_the_blocks() -> None:
+    assert found == shares and not masked.any()
     masked = torch.ones(3, 8, dtype=torch.bool)
     blocks = block_of(masked, index_B=torch.arange(3), count_B=torch.tensor([3, 3, 3]))
     mask = Fixed(steps=8).accept(proposal_of(torch.rand(3, 8)), blocks)
@@ -189,24 +182,19 @@ def test_credit_equals_the_dense_definition() -> None:
         masked[:, 0] = False  # a decided position gains nothing more
 
 
-@pytest.mark.parametrize("order", ["probability", "margin", "entropy"])
-def test_a_schedule_takes_the_surest_of_what_is_planned(order: str) -> None:
+@pytest.mark.parametrize(("order", "best"), [("probability", 0), ("margin", 1), ("entropy", 2)])
+def test_a_schedule_takes_the_surest_of_what_is_planned(order: str, best: int) -> None:
     decoder = Schedule.model_validate({"order": order})
     assert accepted(decoder, 0.5, 0.9, DECIDED, 0.7, share=2) == [1, 3]
     assert accepted(decoder, 0.5, 0.9, DECIDED, 0.7, share=0) == []
     # What the model would rather keep masked comes last, in order.
     assert accepted(decoder, -0.1, -0.2, 0.1, share=2) == [0, 2]
-
-
-def test_a_schedule_orders_by_what_it_is_told_to() -> None:
+    # By the measure that it is told to order by.
     measures = [[0.6, 0.5, 0.4]], [[0.1, 0.3, 0.2]], [[2.0, 1.5, 1.0]]
-    proposal = replace(
-        proposal_of(torch.tensor([[0.3] * 3])), measures=Measures(*map(torch.tensor, measures))
-    )
-    block = block_of(torch.ones(1, 3, dtype=torch.bool), share=1)
-    for order, best in (("probability", 0), ("margin", 1), ("entropy", 2)):
-        mask = Schedule.model_validate({"order": order}).accept(proposal, block)
-        assert mask.tolist() == [[place == best for place in range(3)]]
+    proposal = proposal_of(torch.tensor([[0.3] * 3]))
+    proposal = replace(proposal, measures=Measures(*map(torch.tensor, measures)))
+    mask = decoder.accept(proposal, block_of(torch.ones(1, 3, dtype=torch.bool), share=1))
+    assert mask.tolist() == [[place == best for place in range(3)]]
 
 
 def sequence_of(length: int, iteration: Iteration, blocks: int = 1) -> Sequence:
@@ -227,22 +215,9 @@ def test_a_schedule_decides_every_mask_in_no_more_steps(
     assert sum(shares) == length and min(shares) >= 1
     assert len(shares) <= steps + iteration.first_alone
     assert shares[0] == 1 or not iteration.first_alone
-
-
-def test_a_schedule_is_dreams() -> None:
-    """As its formula says, one step after the other; steps that take nothing are left out."""
-    for steps, length in ((16, 48), (20, 57), (57, 40), (64, 64), (33, 33)):
-        times, left, expected = torch.linspace(1, 1e-3, steps + 1), torch.tensor(1.0 * length), []
-        for step in range(steps):
-            share = int(left * (1 - times[step + 1] / times[step]) if step < steps - 1 else left)
-            expected += [share] * (share > 0)
-            left = left - share
-        assert Schedule(steps=steps).shares(sequence_of(length, Blockwise())) == tuple(expected)
-
-
-def test_a_schedule_is_spread_over_blocks() -> None:
-    shares = Schedule(steps=6, eps=0.0).shares(sequence_of(8, Blockwise(), blocks=3))
-    assert shares == (4, 4)
+    # The steps are spread over the blocks. What each takes is compared with Dream's own tokens.
+    in_blocks = sequence_of(8, Blockwise(), blocks=3)
+    assert Schedule(steps=6, eps=0.0).shares(in_blocks) == (4, 4)
 
 
 def test_origin_decides_each_position_at_a_time_of_its_own() -> None:

@@ -15,7 +15,7 @@ from diffray.components.config import InvalidField
 from diffray.components.grammar.automata import Automata
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.bad_words import Sequences, avoiding, avoiding_within
-from diffray.components.grammar.paths import Entry, _backward, _of_sets, fill, of_classes
+from diffray.components.grammar.paths import Entry, fill, of_classes
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.propose import Draws, Rows, Structured, propose
@@ -138,19 +138,6 @@ def test_the_best_filling_is_that_of_an_exhaustive_search(avoided: bool) -> None
         for case, class_L in zip(group, class_GL, strict=True):
             ids = case.ids(class_L[: len(case.fixed)], case.value_LV)
             assert ids == max(case.fillings(), key=case.worth)
-
-
-@pytest.mark.parametrize("avoided", [False, True])
-def test_the_partition_function_is_that_of_an_exhaustive_sum(avoided: bool) -> None:
-    for group in groups(cases(500, avoided=avoided)):
-        score_GLC, automata, entry = Together.of(group, drawn=True)
-        # What the start is worth after a position that is not of the answer.
-        mass_LS = _of_sets(torch.nn.functional.pad(score_GLC, (0, 0, 1, 0)), automata, drawn=True)
-        entry = entry._replace(valid_GL=torch.nn.functional.pad(entry.valid_GL, (1, 0)))
-        first_Q, *_ = _backward(mass_LS, automata, entry, drawn=True)
-        for case, found in zip(group, first_Q[automata.first_G].tolist(), strict=True):
-            total = math.log(sum(math.exp(case.worth(ids)) for ids in case.fillings()))
-            assert found == pytest.approx(total, abs=1e-9)
 
 
 def drawn(case: Case, count: int) -> Tensor:

@@ -1,12 +1,11 @@
 """K/V memory: zeros at the start, and on a CPU no more of it real than has been written."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from diffray.components.kv_pool import KVPool
 from tests.helpers.own_process import in_own_process
+from tests.helpers.updatable_toy import resident_bytes
 
 MIB = 1 << 20
 
@@ -22,12 +21,6 @@ def pool(num_pages: int) -> KVPool:
     )
 
 
-def resident() -> int:
-    """Return how many bytes of this process are in memory."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(fields["VmRSS"].split()[0]) * 1024
-
-
 def test_a_pool_begins_with_zeros() -> None:
     """Positions that are masked out are multiplied too: what stands there must be a number."""
     made = pool(3)
@@ -41,11 +34,11 @@ def test_what_is_not_written_takes_no_memory() -> None:
 
 
 def write_a_pool() -> None:
-    before = resident()
+    before = resident_bytes()
     made = pool(1024)
-    assert resident() - before < 64 * MIB
+    assert resident_bytes() - before < 64 * MIB
     made.keys_LSGD.fill_(1.0)
-    assert resident() - before > 448 * MIB
+    assert resident_bytes() - before > 448 * MIB
     assert made.keys_LSGD.sum().item() == made.keys_LSGD.numel()
     del made
-    assert resident() - before < 64 * MIB
+    assert resident_bytes() - before < 64 * MIB

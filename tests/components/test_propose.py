@@ -9,13 +9,16 @@ from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.propose import Draws, Rows, joined, propose, propose_plain
 from diffray.components.transforms import KeptIds, LogitBias
-from diffray.kernels.confidence import confidence_of_logits
+from diffray.kernels.confidence import Confidence, Draw, confidence_of_logits
 from diffray.kernels.credit import Credits, Gains, Memory, reward
+from tests.helpers.decoding import block_of
 from tests.helpers.threads import on_ranks, over_ranks
 
 VOCAB, MASK = 24, 5
 ROWS, LENGTH = 3, 4
 CELLS = torch.tensor([0, 2, 3, 4, 5, 9, 10])
+MASK_R1 = torch.full((len(CELLS), 1), MASK)
+SIZES = pytest.mark.parametrize("size", [1, 2, 3])
 
 
 def logits() -> Tensor:
@@ -29,41 +32,38 @@ def logits() -> Tensor:
 
 def block() -> Block:
     number = torch.arange(ROWS)
-    cells = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH)
-    return Block(
-        ids_BL=cells,
-        masked_BL=cells >= 0,
-        editable_BL=cells < 0,
-        positions_BL=cells + 7,
-        seed_B=number * 13 + 1,
-        step_B=number,
-        step_in_block_B=number,
-        length_B=number * 0 + LENGTH,
-        index_B=number,
-        count_B=number,
-        floor_B=number.double(),
-    )
+    positions_BL = torch.arange(7, 7 + ROWS * LENGTH).view(ROWS, LENGTH)
+    masked_BL = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    return block_of(masked_BL, positions_BL=positions_BL, seed_B=number * 13 + 1, step_B=number)
 
 
 def rows(draws: Draws | None) -> Rows:
     return Rows(CELLS, draws, None, (), None, (), 0)
 
 
+def shard_of(mesh: Mesh, values_RV: Tensor) -> Logits:
+    start, stop = mesh.shard(VOCAB, "vocabulary")
+    return Logits(values_RV[:, start:stop], start, mesh)
+
+
+def kept_of(mesh: Mesh, values_RV: Tensor, gather_RK: Tensor, draw: Draw | None) -> Confidence:
+    """Return what is kept of logits, joined over the ranks."""
+    part = shard_of(mesh, values_RV)
+    found = confidence_of_logits(part.values_RV, part.start, MASK, gather_RK, draw)
+    return joined(found, mesh)
+
+
 DRAWS = Draws(torch.tensor([0, 2, 5]), torch.tensor([0.7, 1.5, 3.0]).double(), None, None)
 
 
 @pytest.mark.parametrize("draws", [None, DRAWS], ids=["best", "drawn"])
-@pytest.mark.parametrize("size", [1, 2, 3])
+@SIZES
 def test_what_is_kept_of_logits_is_enough(size: int, draws: Draws | None) -> None:
     asked = rows(draws)
 
     def kept(mesh: Mesh) -> Tensor:
-        start, stop = mesh.shard(VOCAB, "vocabulary")
-        mask_R1 = torch.full((len(CELLS), 1), MASK)
-        found = confidence_of_logits(
-            logits()[:, start:stop], start, MASK, mask_R1, asked.draw(block())
-        )
-        return as_one(propose_plain(joined(found, mesh), asked, block()))
+        parts = kept_of(mesh, logits(), MASK_R1, asked.draw(block()))
+        return as_one(propose_plain(parts, asked, block()))
 
     expected = as_one(propose(Logits(logits(), 0, Mesh()), asked, block(), None, MASK))
     assert asked.plain
@@ -88,19 +88,16 @@ def changing(step: int) -> Tensor:
     return logits() + 3 * torch.randn(len(CELLS), VOCAB, generator=draw, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@SIZES
 def test_credit_needs_only_the_logits_of_what_it_remembers(size: int) -> None:
     """The mask on top, its credit, equals, and ids that gain what others had."""
     asked, steps = rows(None), range(LENGTH)
 
     def kept(mesh: Mesh) -> list[Tensor]:
-        start, stop = mesh.shard(VOCAB, "vocabulary")
         own, found = blank_credits(), []
         for step in steps:
-            mask_R1 = torch.full((len(CELLS), 1), MASK)
-            gather_RK = torch.cat([mask_R1, own.known(CELLS)], dim=1)
-            here_RV = changing(step)[:, start:stop]
-            parts = joined(confidence_of_logits(here_RV, start, MASK, gather_RK, None), mesh)
+            gather_RK = torch.cat([MASK_R1, own.known(CELLS)], dim=1)
+            parts = kept_of(mesh, changing(step), gather_RK, None)
             after = reward(parts, own, CELLS, block().masked_BL, MASK)
             found.append(as_one(propose_plain(after, asked, block())))
         return [*found, *own.memory]
@@ -139,7 +136,7 @@ def doubting(ids: Tensor) -> Rows:
     return Rows(CELLS, None, None, (), LogitBias(rows_E, ids.repeat(len(CELLS)), minus), (), 0)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@SIZES
 def test_measures_are_of_the_distribution_that_is_drawn_from(size: int) -> None:
     """Over the temperature, cut by the filters, the mask's probability included."""
     some = torch.tensor([0, 2, 3, 6])
@@ -150,9 +147,7 @@ def test_measures_are_of_the_distribution_that_is_drawn_from(size: int) -> None:
     assert not asked.plain
 
     def found(mesh: Mesh) -> Tensor:
-        start, stop = mesh.shard(VOCAB, "vocabulary")
-        here = Logits(logits()[:, start:stop], start, mesh)
-        proposal = propose(here, asked, block(), None, MASK)
+        proposal = propose(shard_of(mesh, logits()), asked, block(), None, MASK)
         assert proposal.measures is not None
         ids_BL = proposal.ids_BL.to(logits().dtype)
         return torch.stack([ids_BL, *proposal.measures])
@@ -173,15 +168,13 @@ def test_measures_are_of_the_distribution_that_is_drawn_from(size: int) -> None:
         assert torch.equal(ids_BL.long(), plain.ids_BL)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@SIZES
 def test_tokens_without_confidence_are_proposed_all_the_same(size: int) -> None:
     """Confidences are the probabilities without them; proposals and log-probabilities stay."""
     ids = logits()[0].topk(2).indices
 
     def found(mesh: Mesh) -> Tensor:
-        start, stop = mesh.shard(VOCAB, "vocabulary")
-        here = Logits(logits()[:, start:stop], start, mesh)
-        return as_one(propose(here, doubting(ids), block(), None, MASK))
+        return as_one(propose(shard_of(mesh, logits()), doubting(ids), block(), None, MASK))
 
     plain = as_one(propose(Logits(logits(), 0, Mesh()), rows(None), block(), None, MASK))
     chosen_R1 = plain[0].flatten()[CELLS].long().unsqueeze(1)

@@ -40,6 +40,17 @@ def results(path: Path, block: int, mesh: Mesh) -> list[Tensor]:
     return [logits, mixed, torch.tensor(sum(p.numel() for p in model.parameters()))]
 
 
+def assert_together_equal_one(path: Path, block: int, size: int, *, expert_parallel: bool) -> int:
+    """Return how often the ranks met."""
+    whole = results(path, block, Mesh())
+    ranks, num_sums = over_ranks(size, expert_parallel, partial(results, path, block))
+    torch.testing.assert_close(torch.cat([rank[0] for rank in ranks], dim=1), whole[0])
+    for rank in ranks:
+        torch.testing.assert_close(rank[1], whole[1])
+        assert rank[2] < 0.7 * whole[2]
+    return num_sums
+
+
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
     ("name", "expert_parallel"),
@@ -47,89 +58,69 @@ def results(path: Path, block: int, mesh: Mesh) -> list[Tensor]:
 )
 def test_ranks_together_equal_one(name: str, size: int, expert_parallel: bool) -> None:
     block = 4 if name in CAUSAL else 0
-    whole = results(GOLDEN / name, block, Mesh())
-    work = partial(results, GOLDEN / name, block)
-    ranks, num_sums = over_ranks(size, expert_parallel, work)
-    torch.testing.assert_close(torch.cat([rank[0] for rank in ranks], dim=1), whole[0])
-    for rank in ranks:
-        torch.testing.assert_close(rank[1], whole[1])
-        assert rank[2] < 0.7 * whole[2]
-    layers = load_model(GOLDEN / name, device="cpu").spec.num_layers
+    path = GOLDEN / name
+    num_sums = assert_together_equal_one(path, block, size, expert_parallel=expert_parallel)
+    layers = load_model(path, device="cpu").spec.num_layers
     assert num_sums == 2 * layers + 2  # one for each half of a layer, and two for embeddings
 
 
-def test_key_heads_are_replicated_where_ranks_outnumber_them(tmp_path: Path) -> None:
-    config = LLADA | {"n_heads": 8, "n_kv_heads": 2}
-    path = save(tmp_path, config, random_weights(config))
-    ranks, _ = over_ranks(4, False, partial(results, path, 0))
-    whole = results(path, 0, Mesh())
-    torch.testing.assert_close(torch.cat([rank[0] for rank in ranks], dim=1), whole[0])
-
-
-def test_a_vocabulary_that_does_not_divide_is_cut_unevenly(tmp_path: Path) -> None:
-    config = LLADA | {"vocab_size": 63}
-    path = save(tmp_path, config, random_weights(config))
-    ranks, _ = over_ranks(4, False, partial(results, path, 0))
-    whole = results(path, 0, Mesh())
-    assert [rank[0].shape[1] for rank in ranks] == [15, 16, 16, 16]
-    torch.testing.assert_close(torch.cat([rank[0] for rank in ranks], dim=1), whole[0])
-    for rank in ranks:
-        torch.testing.assert_close(rank[1], whole[1])
-
-
-def test_shared_expert_and_dense_layers_are_cut(tmp_path: Path) -> None:
-    config = LLADA_MOE | {
-        "moe_layer_freq": [0, 1],
-        "dense_intermediate_size": 40,
-        "shared_expert_intermediate_size": 24,
-        "moe_router_enable_expert_bias": True,
-    }
-    path = save(tmp_path, config, random_weights(config))
-    whole = results(path, 0, Mesh())
-    for expert_parallel in (False, True):
-        ranks, num_sums = over_ranks(4, expert_parallel, partial(results, path, 0))
-        torch.testing.assert_close(torch.cat([rank[0] for rank in ranks], dim=1), whole[0])
-        assert num_sums == 2 * 2 + 2
+SHARED_AND_DENSE = LLADA_MOE | {
+    "moe_layer_freq": [0, 1],
+    "dense_intermediate_size": 40,
+    "shared_expert_intermediate_size": 24,
+    "moe_router_enable_expert_bias": True,
+}
 
 
 @pytest.mark.parametrize(
-    ("base", "size", "said", "possible"),
+    ("config", "expert_parallel"),
     [
-        (LLADA | {"n_heads": 8}, 6, "the number of attention heads (8)", "1, 2, 4, 8"),
+        (LLADA | {"n_heads": 8, "n_kv_heads": 2}, False),  # key heads are replicated
+        (LLADA | {"vocab_size": 63}, False),  # cut unevenly
+        (SHARED_AND_DENSE, False),
+        (SHARED_AND_DENSE, True),
+    ],
+    ids=["few key heads", "odd vocabulary", "shared expert", "shared expert, by experts"],
+)
+def test_four_ranks_equal_one(
+    config: dict[str, Any], expert_parallel: bool, tmp_path: Path
+) -> None:
+    path = save(tmp_path, config, random_weights(config))
+    assert assert_together_equal_one(path, 0, 4, expert_parallel=expert_parallel) == 6
+
+
+HIDDEN_96 = LLADA_MOE | {"hidden_size": 96, "num_attention_heads": 12}
+KEY_HEADS_4 = LLADA | {"d_model": 96, "n_heads": 12, "n_kv_heads": 4}
+UNEVEN = [  # the number of ranks, what they cannot share, and the numbers that are possible
+    (LLADA | {"n_heads": 8}, 6, "the number of attention heads (8)", "1, 2, 4, 8"),
+    (KEY_HEADS_4, 6, "the number of key/value heads (4)", "1, 2, 4, 12"),
+    (LLADA | {"mlp_hidden_size": 47}, 2, "the intermediate size (47)", "1"),
+    (HIDDEN_96, 3, "the experts' intermediate size (16)", "1, 2, 4"),
+    (LLADA | {"n_heads": 16, "vocab_size": 7}, 16, "the vocabulary size (7)", "1, 2, 4"),
+]
+SENTENCE = "{} cannot be divided over {} ranks; this model runs on {} ranks"
+NO_EXPERTS = "no experts to distribute; leave expert_parallel out"
+
+
+@pytest.mark.parametrize(
+    ("config", "mesh", "said"),
+    [
+        *((config, Mesh(0, n), SENTENCE.format(what, n, ok)) for config, n, what, ok in UNEVEN),
         (
-            LLADA | {"d_model": 96, "n_heads": 12, "n_kv_heads": 4},
-            6,
-            "the number of key/value heads (4)",
-            "1, 2, 4, 12",
+            LLADA_MOE | {"num_experts": 6},
+            Mesh(0, 4, True),
+            SENTENCE.format("the experts (6)", 4, "1, 2") + " with expert_parallel",
         ),
-        (LLADA | {"mlp_hidden_size": 47}, 2, "the intermediate size (47)", "1"),
-        (
-            LLADA_MOE | {"hidden_size": 96, "num_attention_heads": 12},
-            3,
-            "the experts' intermediate size (16)",
-            "1, 2, 4",
-        ),
-        (LLADA | {"n_heads": 16, "vocab_size": 7}, 16, "the vocabulary size (7)", "1, 2, 4"),
+        (LLADA, Mesh(0, 2, True), NO_EXPERTS),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_read(
-    base: dict[str, Any], size: int, said: str, possible: str, tmp_path: Path
+    config: dict[str, Any], mesh: Mesh, said: str, tmp_path: Path
 ) -> None:
     """The folder has no weights at all."""
-    (tmp_path / "config.json").write_text(json.dumps(base))
-    sentence = f"{said} cannot be divided over {size} ranks; this model runs on {possible} ranks"
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        load_model(tmp_path, device="cpu", mesh=Mesh(0, size))
-
-
-def test_experts_that_do_not_divide_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLADA_MOE | {"num_experts": 6}))
-    sentence = r"the experts \(6\) .* 4 ranks; this model runs on 1, 2 ranks with expert_parallel$"
-    with pytest.raises(ValueError, match=sentence):
-        load_model(tmp_path, device="cpu", mesh=Mesh(0, 4, True))
-    (tmp_path / "config.json").write_text(json.dumps(LLADA))
-    with pytest.raises(ValueError, match="no experts to distribute; leave expert_parallel out"):
-        load_model(tmp_path, device="cpu", mesh=Mesh(0, 2, True))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"{re.escape(said)}$"):
+        load_model(tmp_path, device="cpu", mesh=mesh)
 
 
 @pytest.mark.parametrize("base", [LLADA, LLADA_MOE])

@@ -22,16 +22,6 @@ LLADA = str(GOLDEN / "llada")
 IDS = {"mask_token_id": 510, "eos_token_id": 511}
 
 
-@pytest.fixture
-def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let torch have three threads, on however few cores."""
-    before = torch.get_num_threads()
-    monkeypatch.setattr("diffray.components.backend.usable_cores", lambda: 3)
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
-
-
 def threads(cores: int, *models: dict[str, Any]) -> int | None:
     """Return what each rank of these models gets on a machine with so many cores and no GPU."""
     common = {"engine_kwargs": {"device": "cpu"}}
@@ -46,39 +36,34 @@ def test_ranks_share_this_machines_cores(cores: int, alone: int, of_two: int) ->
     assert threads(cores, {}) == alone
     assert threads(cores, {"deployment_config": {"num_replicas": 2}}) == of_two
     assert threads(cores, grows) == threads(cores, two) == threads(cores, {}, {}) == of_two
+    gpu = {"engine_kwargs": {"device": "cuda"}}  # takes no share
+    assert threads(cores, gpu) is None and threads(cores, gpu, {}) == alone
 
 
-def test_ranks_on_gpus_take_no_share() -> None:
-    gpu = {"engine_kwargs": {"device": "cuda"}}
-    assert threads(16, gpu) is None
-    assert threads(16, gpu, {}) == 16
-
-
-def test_torch_takes_no_more_threads_than_may_run() -> None:
+@pytest.fixture
+def threads_kept() -> Iterator[None]:
     before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(usable_cores() + 3)
-        use_threads()
-        assert torch.get_num_threads() == usable_cores()
-        use_threads(usable_cores() + 1)
-        assert torch.get_num_threads() == usable_cores()
-        use_threads(1)
-        assert torch.get_num_threads() == 1
-        use_threads()
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
+    yield
+    torch.set_num_threads(before)
 
 
-def test_large_models_begin_with_all_threads() -> None:
-    assert [threads_for(weights) for weights in (0, 10**6, 20 * 10**6, 10**9)] == [1, 1, 2, 125]
+@pytest.mark.usefixtures("threads_kept")
+def test_torch_takes_no_more_threads_than_may_run() -> None:
+    cores = usable_cores()
+    torch.set_num_threads(cores + 3)
+    for wish, used in ((None, cores), (cores + 1, cores), (1, 1), (None, 1)):
+        use_threads(wish)
+        assert torch.get_num_threads() == used
 
 
-@pytest.mark.usefixtures("many_threads")
+@pytest.mark.usefixtures("threads_kept")
 @pytest.mark.parametrize(("wish", "expected"), [(None, 1), (2, 2)])
 def test_a_small_model_begins_with_one_thread_unless_told(
     wish: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Torch may have three, on however few cores."""
+    monkeypatch.setattr("diffray.components.backend.usable_cores", lambda: 3)
+    torch.set_num_threads(3)
     used: set[int] = set()
     forward = Denoiser.forward
 
@@ -91,6 +76,7 @@ def test_a_small_model_begins_with_one_thread_unless_told(
         llm.generate([1, 2], SamplingParams(max_tokens=4))
     assert used == {expected}
     assert torch.get_num_threads() == (wish or 3)
+    assert [threads_for(weights) for weights in (0, 10**6, 20 * 10**6, 10**9)] == [1, 1, 2, 125]
 
 
 @pytest.mark.slow

@@ -17,12 +17,13 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * weight
 
 
-def rope(x_NHD: Tensor, theta: float, rotated: int) -> Tensor:
+def rope(x_NHD: Tensor, theta: float, rotated: int, stretch: float = 1.0) -> Tensor:
     out = x_NHD.clone()
     half = rotated // 2
     for position in range(x_NHD.shape[0]):
         for pair in range(half):
-            angle = torch.tensor(position / theta ** (2 * pair / rotated), dtype=torch.float64)
+            turns = position / stretch / theta ** (2 * pair / rotated)
+            angle = torch.tensor(turns, dtype=torch.float64)
             a, b = x_NHD[position, :, pair], x_NHD[position, :, pair + half]
             out[position, :, pair] = a * angle.cos() - b * angle.sin()
             out[position, :, pair + half] = b * angle.cos() + a * angle.sin()
@@ -59,6 +60,7 @@ def stack(
     kv = c.get("num_key_value_heads") or heads
     size = c.get("head_dim") or c["hidden_size"] // heads
     theta = c.get("rope_parameters", c)["rope_theta"]
+    stretch = (c.get("rope_scaling") or {"factor": 1.0})["factor"]  # a linear one
     rotated = int(
         size * c.get("rope_parameters", c).get("partial_rotary_factor", 0.5 if fused else 1)
     )
@@ -80,8 +82,8 @@ def stack(
         if f"{name}.{norms[0]}.weight" in w:
             q = norm(q, w[f"{name}.{norms[0]}.weight"], eps)
             k = norm(k, w[f"{name}.{norms[1]}.weight"], eps)
-        read = attention(rope(q, theta, rotated), rope(k, theta, rotated), v, block)
-        x = x + read @ w[f"{name}.{out}.weight"].T
+        q, k = rope(q, theta, rotated, stretch), rope(k, theta, rotated, stretch)
+        x = x + attention(q, k, v, block) @ w[f"{name}.{out}.weight"].T
         x = x + mlp(name, i, norm(x, w[f"{name}.post_attention_layernorm.weight"], eps))
     return norm(x, w["model.norm.weight"], eps)
 

@@ -16,7 +16,7 @@ from tests.helpers.triton_device import DEVICE  # isort: skip
 from diffray.kernels import flashinfer_experts
 from diffray.kernels.trial import Call, attempt
 from diffray.kernels.triton.experts import EXPERTS, EXPERTS_ADD_NORM
-from diffray.kernels.variants import Choices, chosen
+from diffray.kernels.variants import Choices, Run, chosen
 
 TOKENS, NUM, CHOSEN, HIDDEN, WIDTH = 12, 5, 2, 48, 32
 
@@ -48,11 +48,15 @@ def cutlass_fused_moe(
     return output.copy_(summed)
 
 
-@pytest.fixture(autouse=True)
-def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = SimpleNamespace(cutlass_fused_moe=cutlass_fused_moe)
+def install(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    stand_in = SimpleNamespace(cutlass_fused_moe=run)
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(fused_moe=stand_in))
     monkeypatch.setitem(sys.modules, "flashinfer.fused_moe", stand_in)
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, cutlass_fused_moe)
     monkeypatch.setattr(flashinfer_experts, "installed_version", lambda: "0.7.2")
 
 
@@ -79,47 +83,36 @@ def calls() -> list[Call]:
     ]
 
 
+def swapped(*args: Any, **options: Any) -> Tensor:
+    """Take gate for up."""
+    up, gate = args[3].chunk(2, dim=1)
+    changed = *args[:3], torch.cat([gate, up], dim=1), *args[4:]
+    return cutlass_fused_moe(*changed, **options)
+
+
 @pytest.mark.parametrize("call", calls(), ids=lambda call: call.kernel.name)
-def test_a_trial_finds_it_right_and_it_runs_where_it_is_chosen(call: Call) -> None:
+def test_a_trial_finds_it_right_and_it_runs_where_it_is_chosen(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     variant = next(each for each in call.variants if each.name == "flashinfer")
-    outcome = attempt([call], variant, lambda _: 1e-3, None)
-    assert outcome.refused == ""
+    assert attempt([call], variant, lambda _: 1e-3, None).refused == ""
     run = chosen(call.kernel, Choices({(call.kernel.name, call.shape): "flashinfer"}))
     got, expected = (f(*call.args) for f in (run, variant.run))
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-
-
-@pytest.mark.parametrize("call", calls(), ids=lambda call: call.kernel.name)
-def test_a_trial_refuses_it_if_it_takes_gate_for_up(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def swapped(*args: Any, **options: Any) -> Tensor:
-        up, gate = args[3].chunk(2, dim=1)
-        changed = *args[:3], torch.cat([gate, up], dim=1), *args[4:]
-        return cutlass_fused_moe(*changed, **options)
-
-    stand_in = SimpleNamespace(cutlass_fused_moe=swapped)
-    monkeypatch.setitem(sys.modules, "flashinfer.fused_moe", stand_in)
-    variant = next(each for each in call.variants if each.name == "flashinfer")
+    install(monkeypatch, swapped)
     assert attempt([call], variant, lambda _: 1e-3, None).refused.startswith("wrong: error ")
-
-
-def test_no_tokens_need_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flashinfer.fused_moe", SimpleNamespace())
-    x, w31, w2, ids, weights = case()
-    with pytest.raises(ImportError):
-        flashinfer_experts.experts_forward(x, w31, w2, ids, weights)
-    none = flashinfer_experts.experts_forward(x[:0], w31, w2, ids[:0], weights[:0])
-    assert none.shape == (0, HIDDEN)
 
 
 def test_it_is_no_variant_without_its_kernels_or_for_other_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    x, w31, w2, *_ = case()
+    x, w31, w2, ids, weights = case()
     assert flashinfer_experts.can_run(x, w31, w2)
     assert not flashinfer_experts.can_run(x.float(), w31.float(), w2.float())
     assert not flashinfer_experts.can_run(x, w31.to(torch.float8_e4m3fn), w2)
     assert not flashinfer_experts.can_run(x, w31, w2[..., :28])
+    monkeypatch.setitem(sys.modules, "flashinfer.fused_moe", SimpleNamespace())
+    none = flashinfer_experts.experts_forward(x[:0], w31, w2, ids[:0], weights[:0])
+    assert none.shape == (0, HIDDEN)  # without a call
     monkeypatch.setattr(flashinfer_experts, "installed_version", lambda: "")
     assert not flashinfer_experts.can_run(x, w31, w2)

@@ -1,5 +1,8 @@
 """Keys and values in few bits: how far rounding moves them, and who reads what."""
 
+from functools import partial
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +19,7 @@ from diffray.kernels.quantized_kv import QuantizedKV, round_heads, widen_heads
 from diffray.kernels.triton.quantized_kv import quantized_attend
 
 INT8, UINT4 = KV_FORMATS["int8"], KV_FORMATS["uint4"]
+FORMS = pytest.mark.parametrize("form", [INT8, UINT4], ids=["int8", "uint4"])
 PAGE = 8
 
 
@@ -28,7 +32,7 @@ def heads_of(shape: tuple[int, ...], seed: int, size: float, offset: float) -> T
     return heads
 
 
-@pytest.mark.parametrize("form", [INT8, UINT4], ids=["int8", "uint4"])
+@FORMS
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 1 << 20),
@@ -56,17 +60,14 @@ def test_no_number_moves_by_more_than_half_a_scale(
     assert (low <= wide.amin(-1)).all()
 
 
-@pytest.mark.parametrize("form", [INT8, UINT4], ids=["int8", "uint4"])
+@FORMS
 def test_a_head_is_rounded_alike_in_whatever_company(form: Format) -> None:
     heads = heads_of((7, 4, 64), 3, 2.0, 0.5)
     together = round_heads(heads, form)
-    for token in range(7):
-        for head in range(4):
-            alone = round_heads(heads[token, head : head + 1], form)
-            assert all(
-                torch.equal(one[0], all_[token, head])
-                for one, all_ in zip(alone, together, strict=True)
-            )
+    for at in product(range(7), range(4)):
+        alone = round_heads(heads[at].unsqueeze(0), form)
+        for one, every in zip(alone, together, strict=True):
+            assert torch.equal(one[0], every[at])
 
 
 def test_scales_belong_to_heads_or_to_32_numbers_of_them() -> None:
@@ -99,12 +100,8 @@ def case(form: Format, size: int) -> tuple[Batch, Tensor, QKRotary, QuantizedKV]
     cos_T1R = torch.ones(tokens, 1, size, device=DEVICE)
     rotary = QKRotary(None, 1e-5, cos_T1R, torch.zeros_like(cos_T1R))
     heads_TND = torch.randn(tokens, 4 + 2 * 2, size, device=DEVICE)
-    return (
-        batch,
-        heads_TND,
-        rotary,
-        QuantizedKV(form, *(round_heads(x, form) for x in (keys, values))),
-    )
+    kv = QuantizedKV(form, *(round_heads(x, form) for x in (keys, values)))
+    return batch, heads_TND, rotary, kv
 
 
 @pytest.mark.parametrize(("form", "size"), [(INT8, 24), (UINT4, 64)], ids=["int8", "uint4"])
@@ -136,11 +133,13 @@ def test_a_window_reads_its_own_open_positions_as_they_came(form: Format, size: 
 
 
 @pytest.mark.parametrize(
-    ("form", "size"), [(INT8, 24), (INT8, 128), (UINT4, 64), (UINT4, 96)], ids=str
+    ("form", "size", "split_keys"),
+    [(INT8, 24, 256), (INT8, 128, 256), (UINT4, 64, 256), (UINT4, 96, 256), (UINT4, 32, 8)],
+    ids=str,
 )
-def test_triton_s_attention_equals_torch_s(form: Format, size: int) -> None:
+def test_triton_s_attention_equals_torch_s(form: Format, size: int, split_keys: int) -> None:
     found = []
-    for attend in (reference.quantized_attend, quantized_attend):
+    for attend in (reference.quantized_attend, partial(quantized_attend, split_keys=split_keys)):
         batch, heads_TND, rotary, kv = case(form, size)
         read = attend(heads_TND, rotary, kv, batch.slots_T, batch.windows)
         found.append([read, *kv.keys, *kv.values])
@@ -148,12 +147,3 @@ def test_triton_s_attention_equals_torch_s(form: Format, size: int) -> None:
     torch.testing.assert_close(read, expected, atol=1e-5, rtol=1e-4)
     if DEVICE.type == "cpu":  # a GPU may round one number of two near ones otherwise
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(kept, others, strict=True))
-
-
-def test_split_keys_are_joined_in_any_format() -> None:
-    batch, heads_TND, rotary, kv = case(UINT4, 32)
-    both = [
-        quantized_attend(heads_TND, rotary, kv, batch.slots_T, batch.windows, split_keys=n)
-        for n in (256, 8)
-    ]
-    torch.testing.assert_close(*both, atol=1e-5, rtol=1e-4)

@@ -12,30 +12,25 @@ from diffray.components.models.fields import Fields
 from diffray.kernels.rope import rope_tables
 
 SIZE, POSITIONS, THETA = 64, 4096, 1e6
-STRETCHED: list[tuple[dict[str, Any], int]] = [
-    ({"rope_type": "linear", "factor": 3.0}, 3 * POSITIONS),
-    ({"rope_type": "yarn", "factor": 4.0}, 4 * POSITIONS),
-    (
-        {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 1024},
-        8 * 1024,
-    ),
-    ({"rope_type": "yarn", "factor": 2.0, "beta_fast": 16, "beta_slow": 2}, 2 * POSITIONS),
-    ({"rope_type": "yarn", "factor": 4, "attention_factor": 1.5, "truncate": False}, 4 * POSITIONS),
-    ({"rope_type": "yarn", "factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.0}, 40 * POSITIONS),
-    (
-        {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 512,
-        },
-        POSITIONS,
-    ),
-]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "longest"), STRETCHED)
+LINEAR, YARN = {"rope_type": "linear", "factor": 3.0}, {"rope_type": "yarn", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 8.0}
+TRAINED = "original_max_position_embeddings"
+
+
+@pytest.mark.parametrize(
+    ("given", "longest"),
+    [
+        (LINEAR, 3 * POSITIONS),
+        (YARN, 4 * POSITIONS),
+        (YARN | {"factor": 8.0, TRAINED: 1024}, 8 * 1024),
+        (YARN | {"factor": 2.0, "beta_fast": 16, "beta_slow": 2}, 2 * POSITIONS),
+        (YARN | {"attention_factor": 1.5, "truncate": False}, 4 * POSITIONS),
+        (YARN | {"factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.0}, 40 * POSITIONS),
+        (LLAMA3 | {TRAINED: 512}, POSITIONS),
+    ],
+)
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 def test_frequencies_are_those_of_transformers(
     given: dict[str, Any], longest: int, key: str
@@ -62,23 +57,20 @@ def test_frequencies_are_those_of_transformers(
     )
 
 
-def test_a_model_that_is_not_stretched_turns_as_before() -> None:
-    configs: list[dict[str, Any]] = [{}, {"rope_scaling": None}]
-    configs.append({"rope_scaling": {"rope_type": "default"}})
-    for config in configs:
-        rope = Fields({"rope_theta": THETA} | config, "toy").rope(POSITIONS)
-        assert (rope.positions, rope.magnitude) == (POSITIONS, 1.0)
-        slowest = float(rope.frequencies(SIZE, torch.float64)[-1])
-        assert slowest == pytest.approx(math.pow(THETA, 2 / SIZE - 1))
+@pytest.mark.parametrize("scaling", [None, {"rope_type": "default"}])
+def test_a_model_that_is_not_stretched_turns_as_before(scaling: dict[str, Any] | None) -> None:
+    rope = Fields({"rope_theta": THETA, "rope_scaling": scaling}, "toy").rope(POSITIONS)
+    assert (rope.positions, rope.magnitude) == (POSITIONS, 1.0)
+    slowest = float(rope.frequencies(SIZE, torch.float64)[-1])
+    assert slowest == pytest.approx(math.pow(THETA, 2 / SIZE - 1))
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"rope_type": "dynamic", "factor": 2.0}, "'rope_type' is 'dynamic'; expected default"),
-        ({"type": "longrope"}, "longrope"),
+        ({"type": "longrope"}, "'rope_type' is 'longrope'; expected default"),
         ({"rope_type": "yarn"}, "lacks the key 'factor'"),
-        ({"rope_type": "yarn", "factor": 0}, "'factor' is 0"),
+        (YARN | {"factor": 0}, "'factor' is 0"),
         ({"rope_type": "llama3", "factor": 8.0}, "high_freq_factor"),
     ],
 )

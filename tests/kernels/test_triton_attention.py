@@ -34,18 +34,16 @@ def place(spans: list[Span], padding: int = 0) -> tuple[PagedWindows, int]:
     lengths = [span.stop - span.start for span in spans] + [0] * padding
     spans = spans + [Span(0, 0, 0)] * padding
     starts, ends, stops, blocks = torch.tensor(spans, dtype=torch.int32).to(DEVICE).unbind(1)
+    firsts = torch.tensor([0, *lengths]).cumsum(0).int().to(DEVICE)
+    starts, ends, stops, blocks = (each.contiguous() for each in (starts, ends, stops, blocks))
     windows = PagedWindows(
-        torch.tensor([0, *lengths]).cumsum(0).int().to(DEVICE),
-        starts.contiguous(),
-        stops.contiguous(),
-        blocks.contiguous(),
-        starts.contiguous(),
-        ends.contiguous(),
-        pages.to(DEVICE),
-        PAGE,
-        max(lengths),
+        firsts, starts, stops, blocks, starts, ends, pages.to(DEVICE), PAGE, max(lengths)
     )
     return windows, int(pages.max()) + 1
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 def tensors(
@@ -57,43 +55,40 @@ def tensors(
     return q, pools[0], pools[1]
 
 
-@pytest.mark.parametrize(("heads", "keys", "size"), [(2, 2, 16), (6, 2, 24), (4, 1, 40)])
+CUT = Span(600, 610, 700), Span(0, 3, 40)  # windows whose keys several programs share
+IN_BLOCKS = [span._replace(block=32) for span in CUT]
+
+
 @pytest.mark.parametrize(
-    "spans",
+    ("heads", "keys", "size", "spans", "split_keys", "splits"),
     [
-        [Span(0, 5, 5)],
-        [Span(10, 23, 41), Span(0, 9, 9), Span(3, 4, 70)],
-        [Span(8, 20, 20, 8), Span(0, 37, 37, 16), Span(16, 20, 20, 4)],
-        [Span(0, 30, 27, 7), Span(2, 12, 33)],
+        *(
+            (*sizes, spans, 256, 1)
+            for sizes in [(2, 2, 16), (6, 2, 24), (4, 1, 40)]
+            for spans in [
+                [Span(0, 5, 5)],
+                [Span(10, 23, 41), Span(0, 9, 9), Span(3, 4, 70)],
+                [Span(8, 20, 20, 8), Span(0, 37, 37, 16), Span(16, 20, 20, 4)],
+                [Span(0, 30, 27, 7), Span(2, 12, 33)],
+            ]
+        ),
+        *(
+            (2, 1, 16, spans, *split)
+            for spans in (CUT, IN_BLOCKS)
+            for split in [(256, 2), (128, 5), (64, 11)]
+        ),
     ],
 )
 def test_attention_equals_the_reference(
-    spans: list[Span], heads: int, keys: int, size: int
+    heads: int, keys: int, size: int, spans: list[Span], split_keys: int, splits: int
 ) -> None:
     torch.manual_seed(0)
-    windows, pages = place(spans)
+    windows, pages = place([*spans], padding=splits > 1)
+    most_keys = windows.pages_WP.shape[1] * PAGE
+    assert num_splits(len(windows.start_W), most_keys, split_keys) == splits
     args = tensors(windows, pages, heads, keys, size)
-    torch.testing.assert_close(
-        paged_attention(*args, windows),
-        reference.paged_attention(*args, windows),
-        atol=1e-5,
-        rtol=1e-4,
-    )
-
-
-@pytest.mark.parametrize("block", [0, 32])
-@pytest.mark.parametrize(("split_keys", "splits"), [(256, 2), (128, 5), (64, 11)])
-def test_keys_split_over_programs_are_joined(block: int, split_keys: int, splits: int) -> None:
-    torch.manual_seed(0)
-    windows, pages = place([Span(600, 610, 700, block), Span(0, 3, 40, block)], padding=1)
-    assert num_splits(3, windows.pages_WP.shape[1] * PAGE, split_keys) == splits
-    args = tensors(windows, pages, 2, 1, 16)
-    torch.testing.assert_close(
-        paged_attention(*args, windows, split_keys=split_keys),
-        reference.paged_attention(*args, windows),
-        atol=1e-5,
-        rtol=1e-4,
-    )
+    found = paged_attention(*args, windows, split_keys=split_keys)
+    close(found, reference.paged_attention(*args, windows))
 
 
 def test_padding_changes_nothing_and_what_no_query_sees_is_not_read() -> None:
@@ -102,22 +97,19 @@ def test_padding_changes_nothing_and_what_no_query_sees_is_not_read() -> None:
     bare, pages = place(spans)
     q, k, v = tensors(bare, pages, 2, 2, 16)
     expected = reference.paged_attention(q, k, v, bare)
-    padding = torch.zeros(2, dtype=torch.int32, device=DEVICE)
-    wide = PagedWindows(
-        torch.cat([bare.first_W, bare.first_W[-1:].expand(2)]),
-        torch.cat([bare.start_W, padding]),
-        torch.cat([bare.kv_stop_W, padding]),
-        torch.cat([bare.block_W, padding]),
-        torch.cat([bare.open_W, padding]),
-        torch.cat([bare.stop_W, padding]),
-        torch.nn.functional.pad(bare.pages_WP, (0, 3, 0, 2)),
-        PAGE,
-        40,
+    pad = torch.nn.functional.pad
+    wide = bare._replace(
+        first_W=torch.cat([bare.first_W, bare.first_W[-1:].expand(2)]),
+        start_W=pad(bare.start_W, (0, 2)),
+        kv_stop_W=pad(bare.kv_stop_W, (0, 2)),
+        block_W=pad(bare.block_W, (0, 2)),
+        pages_WP=pad(bare.pages_WP, (0, 3, 0, 2)),
+        max_queries=40,
     )
     k[:PAGE] = v[:PAGE] = torch.nan
     last = int(bare.pages_WP[0, 2]) * PAGE  # positions 16 to 23, of which 19 and up are unseen
     k[last + 3 : last + PAGE] = v[last + 3 : last + PAGE] = torch.nan
-    torch.testing.assert_close(paged_attention(q, k, v, wide), expected, atol=1e-5, rtol=1e-4)
+    close(paged_attention(q, k, v, wide), expected)
 
 
 def test_windows_mean_what_the_model_means_by_them() -> None:
@@ -134,5 +126,4 @@ def test_windows_mean_what_the_model_means_by_them() -> None:
     bare = Batch.pack(single, DEVICE, 1)  # the same places as pages of one slot each
     for form in (paged, batch.windows.paged, bare.windows.paged):
         assert all(part.data_ptr() % 16 == 0 for part in form[:7])
-        found = paged_attention(q, keys, values, form)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+        close(paged_attention(q, keys, values, form), expected)

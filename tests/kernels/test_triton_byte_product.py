@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
-from tests.helpers.triton_bfloat16 import exact_bfloat16  # isort: skip
+from tests.helpers.triton_bfloat16 import exact_bfloat16, run_variants  # isort: skip
 from diffray.kernels import quantize, quantized
 from diffray.kernels.formats import FORMATS
 from diffray.kernels.quantize import Quantized
@@ -14,8 +14,6 @@ from diffray.kernels.triton.byte_product import QUANTIZED_LINEAR, quantized_line
 from diffray.kernels.variants import Tile
 
 KINDS = ["int8", "fp8", "w8a8_fp8"]
-SIZES = [(1, 16, 16), (5, 200, 70), (33, 130, 64), (70, 64, 40)]
-MANY_OUTPUTS = (3, 96, 4200)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -52,21 +50,29 @@ def test_rows_are_rounded_to_the_same_bits_on_every_device(
         assert torch.equal(apart, quantize.round_rows(rows))
 
 
+# The last split may have fewer columns, and the last tile fewer rows.
+TILES = Tile(16, 16, 16, 1, 1), Tile(64, 32, 64, 4, 2)
+
+
 @pytest.mark.parametrize(
-    ("kind", "rows", "inputs", "outputs"),
+    ("kind", "rows", "inputs", "outputs", "tile"),
     [
-        *((kind, *size) for size in SIZES for kind in KINDS),
-        (KINDS[0], *MANY_OUTPUTS),
-        *(pytest.param(kind, *MANY_OUTPUTS, marks=pytest.mark.long) for kind in KINDS[1:]),
+        *((k, *size, None) for size in [(1, 16, 16), (33, 130, 64), (70, 64, 40)] for k in KINDS),
+        *((k, 5, 200, 70, None) for k in KINDS),
+        *(("int8", 20, 200, 70, tile) for tile in TILES),
+        (KINDS[0], 3, 96, 4200, None),
+        *(pytest.param(k, 3, 96, 4200, None, marks=pytest.mark.long) for k in KINDS[1:]),
     ],
 )
-def test_products_equal_the_reference(kind: str, rows: int, inputs: int, outputs: int) -> None:
+def test_products_equal_the_reference(
+    kind: str, rows: int, inputs: int, outputs: int, tile: Tile | None
+) -> None:
     x, kept, bias = case(kind, rows, inputs, outputs)
     for added in (None, bias):
-        got = quantized_linear(x, kept, added)
+        got = quantized_linear(x, kept, added, tile=tile)
         expected = quantized.quantized_linear(x, kept, added)
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
-    assert quantized_linear(x[:0], kept, bias).shape == (0, outputs)
+    assert quantized_linear(x[:0], kept, bias, tile=tile).shape == (0, outputs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,32 +83,22 @@ def test_a_row_gets_the_same_bits_in_every_batch(kind: str) -> None:
     assert torch.equal(quantized_linear(x, kept, bias)[7:8], alone)
 
 
-@pytest.mark.parametrize("tile", [Tile(16, 16, 16, 1, 1), Tile(64, 32, 64, 4, 2)])
-def test_any_tile_splits_any_inputs(tile: Tile) -> None:
-    """The last split may have fewer columns, and the last tile fewer rows."""
-    x, kept, bias = case("int8", 20, 200, 70)
-    got = quantized_linear(x, kept, bias, tile=tile)
-    expected = quantized.quantized_linear(x, kept, bias)
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [3, 20, pytest.param(70, marks=pytest.mark.long)])
 def test_every_variant_equals_the_reference_in_bfloat16(kind: str, rows: int) -> None:
     x, kept, bias = case(kind, rows, 96, 48)
     args = x.bfloat16(), kept, bias.bfloat16()
     expected = quantized.quantized_linear(args[0].double(), kept, args[2].double())
-    *variants, last = QUANTIZED_LINEAR.variants(*args)
+    variants = QUANTIZED_LINEAR.variants(*args)
     names = [variant.name for variant in variants]
-    assert last.name == "torch" and "half" not in names[0]
+    assert names[-1] == "torch" and "half" not in names[0]
     assert any("half" in name for name in names) == (kind != "int8")
     assert any("scaled_mm" in name for name in names) == (kind == "w8a8_fp8")
-    # Warps and stages make a difference on a GPU only.
-    distinct = {v.name.split(" w")[0] if DEVICE.type == "cpu" else v.name: v for v in variants}
-    with exact_bfloat16():
-        found = [variant.run(*args).double() for variant in [*distinct.values(), last]]
-    for out in found:
-        assert float((out - expected).norm() / expected.norm()) < 0.006
+    for out in run_variants(variants, *args):
+        assert float((out.double() - expected).norm() / expected.norm()) < 0.006
+    # torch's product of float8 refuses 40 outputs.
+    refused = QUANTIZED_LINEAR.variants(args[0], case(kind, rows, 96, 40)[1], None)
+    assert not any("scaled_mm" in variant.name for variant in refused)
 
 
 @pytest.mark.parametrize("louder", [1.0, 1e5])
@@ -113,9 +109,3 @@ def test_what_float16_cannot_hold_is_multiplied_in_it_all_the_same(louder: float
     with exact_bfloat16():
         got = quantized_linear(loud, kept, half=True).double()
     assert float((got - expected).norm() / expected.norm()) < 0.004
-
-
-def test_sizes_that_torch_s_float8_product_refuses_are_not_offered_to_it() -> None:
-    x, kept, _ = case("w8a8_fp8", 3, 96, 40)
-    names = [variant.name for variant in QUANTIZED_LINEAR.variants(x.bfloat16(), kept, None)]
-    assert not any("scaled_mm" in name for name in names)

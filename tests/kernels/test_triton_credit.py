@@ -74,13 +74,9 @@ def test_reward_equals_the_reference(
         changed += not torch.equal(got.logsumexp_R.cpu(), found.logsumexp_R)
         overtaken += int((got.ids_R.cpu() != found.ids_R).sum())
         masked_BL[:, step] = False
+    nobody = Confidence(*(part[:0] for part in found))
+    got = reward(on_device(nobody), ours, *map(on_device, (cells_R[:0], masked_BL)), MASK)  # type: ignore[call-arg, arg-type]
+    assert len(got.ids_R) == 0
+    torch.testing.assert_close([part.cpu() for part in ours.memory], [*theirs.memory])  # type: ignore[attr-defined]
     assert changed == STEPS and overtaken > 0
     assert (theirs.memory.ids_BLK == MASK).any()  # it was on top, too
-
-
-def test_a_step_without_rows_changes_nothing() -> None:
-    credits = blank_credits(1, 4, 4)
-    none = torch.zeros(0)
-    found = Confidence(none.long(), none, none, none, none, none.view(0, 5))
-    got = reward(found, credits, none.long(), torch.ones(1, 4, dtype=torch.bool), MASK)
-    assert len(got.ids_R) == 0 and (credits.memory.ids_BLK < 0).all()

@@ -5,12 +5,13 @@ import torch
 from torch import Tensor
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
-from tests.helpers.triton_bfloat16 import exact_bfloat16  # isort: skip
+from tests.helpers.triton_bfloat16 import exact_bfloat16, run_variants  # isort: skip
 from diffray.kernels import quantized
 from diffray.kernels.experts import experts_forward as reference
 from diffray.kernels.formats import FORMATS
 from diffray.kernels.quantize import quantize
 from diffray.kernels.router import Routing, list_pairs
+from diffray.kernels.triton import pairs
 from diffray.kernels.triton.experts import (
     EXPERTS,
     experts_add_norm,
@@ -30,6 +31,14 @@ def case(tokens: int, experts: int, chosen: int, hidden: int, width: int) -> lis
     return [part.to(DEVICE) for part in (x, w31, w2, ids, weights)]
 
 
+def check(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+
+
+def narrow(args: list[Tensor], dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    return [part.to(dtype) if part.is_floating_point() else part for part in args]
+
+
 @pytest.mark.parametrize(
     ("tokens", "experts", "chosen", "hidden", "width"),
     [
@@ -42,22 +51,22 @@ def case(tokens: int, experts: int, chosen: int, hidden: int, width: int) -> lis
 def test_experts_equal_the_reference(
     tokens: int, experts: int, chosen: int, hidden: int, width: int
 ) -> None:
+    """Also where there are no tokens, or none for these experts."""
     x, w31, w2, ids, weights = case(tokens, experts, chosen, hidden, width)
-    torch.testing.assert_close(
-        experts_forward(x, w31, w2, ids, weights),
-        reference(x, w31, w2, ids, weights),
-        atol=1e-5,
-        rtol=1e-4,
-    )
-
-
-def test_experts_of_other_ranks_add_nothing() -> None:
-    x, w31, w2, ids, weights = case(13, 6, 3, 48, 20)
-    some = experts_forward(x, w31[2:4].contiguous(), w2[2:4].contiguous(), ids - 2, weights)
-    expected = reference(x, w31[2:4], w2[2:4], ids - 2, weights)
-    torch.testing.assert_close(some, expected, atol=1e-5, rtol=1e-4)
-    none = experts_forward(x, w31, w2, torch.full_like(ids, 6), weights)
+    check(experts_forward(x, w31, w2, ids, weights), reference(x, w31, w2, ids, weights))
+    assert experts_forward(x[:0], w31, w2, ids[:0], weights[:0]).shape == (0, hidden)
+    none = experts_forward(x, w31, w2, torch.full_like(ids, experts), weights)
     assert torch.equal(none, torch.zeros_like(x))
+
+
+def test_all_tokens_at_one_expert_go_through_several_tiles() -> None:
+    x, w31, w2, ids, weights = case(150, 64, 1, 16, 16)
+    assert tiles_for(150 / 64, x, w2)[0].rows < 150
+    ids = torch.full_like(ids, 5)
+    got = experts_forward(x, w31, w2, ids, weights)
+    check(got, reference(x, w31, w2, ids, weights))
+    alone = experts_forward(x[3:4], w31, w2, ids[3:4], weights[3:4])
+    assert torch.equal(got[3:4], alone)
 
 
 def test_pairs_that_the_router_lists_are_not_listed_again() -> None:
@@ -65,63 +74,36 @@ def test_pairs_that_the_router_lists_are_not_listed_again() -> None:
     listed = Routing(ids, weights, *list_pairs(ids, 6)).of(2, 4)
     args = x, w31[2:4].contiguous(), w2[2:4].contiguous(), listed.ids_TK, weights
     assert torch.equal(experts_forward(*args, listed.pairs), experts_forward(*args))
+    check(experts_forward(*args), reference(*args))  # experts of other ranks add nothing
     whole = x, w31, w2, ids, weights
     wrong = list_pairs(ids, 6)
     wrong = wrong._replace(order_S=wrong.order_S.flip(0))  # other experts' pairs
     assert not torch.equal(experts_forward(*whole, wrong), experts_forward(*whole))
 
 
-def test_all_tokens_at_one_expert_go_through_several_tiles() -> None:
-    x, w31, w2, ids, weights = case(150, 64, 1, 16, 16)
-    assert tiles_for(150 / 64, x, w2)[0].rows < 150
-    ids = torch.full_like(ids, 5)
-    expected = reference(x, w31, w2, ids, weights)
-    torch.testing.assert_close(
-        experts_forward(x, w31, w2, ids, weights), expected, atol=1e-5, rtol=1e-4
-    )
-
-
-def test_a_token_gets_the_same_bits_in_every_batch() -> None:
-    x, w31, w2, ids, weights = case(16, 8, 2, 32, 32)
-    alone = experts_forward(x[3:4], w31, w2, ids[3:4], weights[3:4])
-    assert torch.equal(experts_forward(x, w31, w2, ids, weights)[3:4], alone)
-
-
-def test_no_tokens_give_no_rows() -> None:
-    x, w31, w2, ids, weights = case(4, 3, 2, 16, 16)
-    assert experts_forward(x[:0], w31, w2, ids[:0], weights[:0]).shape == (0, 16)
-
-
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_experts_and_the_norm_that_follows_equal_the_reference(shared: bool, rank: int) -> None:
-    x, w31, w2, ids, weights = case(12, 6, 3, 48, 36)
-    added = torch.randn(3, 12, 48, device=DEVICE)
-    norm = torch.randn(48, device=DEVICE)
-    args = x, w31[:4], None, w2[:4], None, ids - 2 * rank, weights, None
+@pytest.mark.parametrize(
+    ("rank", "dtype"), [(0, torch.float32), (1, torch.float32), (0, torch.float16)]
+)
+def test_experts_and_the_norm_that_follows_equal_the_reference(
+    shared: bool, rank: int, dtype: torch.dtype
+) -> None:
+    """The fused norm rounds where separate kernels round."""
+    x, w31, w2, ids, weights = narrow(case(12, 6, 3, 48, 36), dtype)
+    added = torch.randn(2, 12, 48, device=DEVICE).to(dtype)
+    norm = torch.randn(48, device=DEVICE).to(dtype)
+    own = w31[:4].contiguous(), w2[:4].contiguous()
+    args = x, own[0], None, own[1], None, ids - 2 * rank, weights, None
     rest = added[0] if shared else None, added[1], norm, 1e-5
     got = experts_add_norm(*args, *rest)
-    expected = quantized.experts_add_norm(*args, *rest)
-    for ours, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    summed = experts_forward(x, *own, ids - 2 * rank, weights)
+    expected = add_norm(summed + added[0] if shared else summed, *rest[1:])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, expected, strict=True))
+    if dtype == torch.float32:
+        for ours, theirs in zip(got, quantized.experts_add_norm(*args, *rest), strict=True):
+            check(ours, theirs)
     none = experts_add_norm(x[:0], *args[1:5], ids[:0], *args[6:], None, x[:0], norm, 1e-5)
     assert [part.shape for part in none] == [(0, 48)] * 2
-
-
-def test_the_fused_norm_rounds_where_separate_kernels_round() -> None:
-    x, w31, w2, ids, weights = (
-        part.half() if part.is_floating_point() else part for part in case(9, 6, 3, 48, 36)
-    )
-    added, norm = torch.randn(2, 9, 48, device=DEVICE).half(), torch.randn(48, device=DEVICE).half()
-    args = x, w31, None, w2, None, ids, weights, None, added[0], added[1], norm, 1e-5
-    got = experts_add_norm(*args)
-    summed = experts_forward(x, w31, w2, ids, weights) + added[0]
-    expected = add_norm(summed, added[1], norm, 1e-5)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, expected, strict=True))
-
-
-def narrow(args: list[Tensor]) -> list[Tensor]:
-    return [part.bfloat16() if part.dtype == torch.float32 else part for part in args]
 
 
 # Of 50 tokens a tile of 64 rows holds all that an expert can get.
@@ -137,15 +119,10 @@ def test_every_variant_equals_the_reference_in_bfloat16(
 ) -> None:
     args = narrow(case(tokens, experts, chosen, 40, 24))
     args[3][: tokens // 2] = args[3][0]  # half of the tokens choose the same experts
-    x, w31, w2, ids, weights = (p.float() if p.is_floating_point() else p for p in args)
+    x, w31, w2, ids, weights = narrow(args, torch.float32)
     expected = reference(x, w31, w2, ids, weights)
-    *variants, _ = EXPERTS.variants(*args, None)
-    # Warps and stages make a difference on a GPU only.
-    distinct = {v.name.split(" w")[0] if DEVICE.type == "cpu" else v.name: v for v in variants}
-    with exact_bfloat16():
-        found = [variant.run(*args).float() for variant in distinct.values()]
-    for out in found:
-        assert float((out - expected).norm() / expected.norm()) < 0.004
+    for out in run_variants(EXPERTS.variants(*args, None), *args):
+        assert float((out.float() - expected).norm() / expected.norm()) < 0.004
 
 
 def in_bytes(w: Tensor, name: str) -> tuple[Tensor, Tensor]:
@@ -160,9 +137,7 @@ def test_quantized_experts_equal_their_weights_scaled_back(name: str) -> None:
     q13, q2 = in_bytes(w31, name), in_bytes(w2, name)
     args = (x, *q13, *q2, ids, weights)
     got = quantized_experts_forward(*args)
-    torch.testing.assert_close(
-        got, quantized.quantized_experts_forward(*args), atol=1e-5, rtol=1e-4
-    )
+    check(got, quantized.quantized_experts_forward(*args))
     exact = reference(x, w31, w2, ids, weights)
     assert 0 < float((got - exact).norm() / exact.norm()) < 0.06
 
@@ -179,3 +154,15 @@ def test_float8_weights_are_multiplied_in_float16_whatever_the_range(louder: flo
         x[0, 0] = 1e6  # no float16 number, and one of thousands
         assert quantized_experts_forward(x, *args).isfinite().all()
     assert float((got - expected).norm() / expected.norm()) < 0.004
+
+
+# Of 5,000 pairs a program looks at a part at a time.
+@pytest.mark.parametrize(("tokens", "chosen"), [(1, 1), (40, 8), (2500, 2)])
+def test_each_expert_s_pairs_are_listed_in_their_order(tokens: int, chosen: int) -> None:
+    torch.manual_seed(tokens)
+    ids = torch.randint(-1, 7, (tokens, chosen), device=DEVICE)
+    starts, order = pairs.list_pairs(ids, 6)
+    flat = ids.flatten()
+    expected = [(flat == expert).nonzero().flatten() for expert in range(6)]
+    assert starts.tolist() == [0, *torch.tensor([len(x) for x in expected]).cumsum(0).tolist()]
+    assert torch.equal(order[: int(starts[-1])].long(), torch.cat(expected))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
-from tests.helpers.triton_bfloat16 import exact_bfloat16  # isort: skip
+from tests.helpers.triton_bfloat16 import run_variants  # isort: skip
 from diffray.kernels import quantized
 from diffray.kernels.formats import FORMATS
 from diffray.kernels.quantize import quantize
@@ -100,10 +100,8 @@ def test_every_variant_equals_the_reference_in_bfloat16(tokens: int) -> None:
     args = case(tokens)
     x, weights = args[0].bfloat16(), args[-1].bfloat16()
     expected = REFERENCE(x.double(), *args[1:6], weights.double())
-    *variants, last = FLOAT8_EXPERTS.variants(x, *args[1:6], weights, None)
-    distinct = {v.name.split(" w")[0] if DEVICE.type == "cpu" else v.name: v for v in variants}
-    with exact_bfloat16():
-        found = [v.run(x, *args[1:6], weights) for v in [*distinct.values(), last]]
+    variants = FLOAT8_EXPERTS.variants(x, *args[1:6], weights, None)
+    found = run_variants(variants, x, *args[1:6], weights)
     assert all(out.dtype == torch.bfloat16 for out in found)
     assert max(distance(out, expected) for out in found) < 0.03
 
@@ -116,15 +114,3 @@ def test_rounding_what_experts_take_is_not_left_out(program: Run) -> None:
     x, w31, scale31, w2, scale2, ids, weights = args
     unrounded = quantized.quantized_experts_forward(x, w31, scale31, w2, scale2, ids, weights)
     assert 0.01 < distance(program(*args), unrounded) < 0.1
-
-
-def test_the_grouped_product_is_tried_where_many_rows_meet_an_expert() -> None:
-    def names(tokens: int, width: int = 32) -> set[str]:
-        x = torch.empty(tokens, 64, dtype=torch.bfloat16, device="meta")
-        w2 = torch.empty(8, 64, width, dtype=torch.float8_e4m3fn, device="meta")
-        ids = torch.empty(tokens, 2, dtype=torch.int64, device="meta")
-        variants = FLOAT8_EXPERTS.own_variants(x, None, None, w2, None, ids)
-        return {each.name for each in variants if "grouped" in each.name}
-
-    assert {"scaled_grouped_mm", "scaled_grouped_mm fast"} <= names(64)
-    assert names(32) == names(64, width=40) == set()

@@ -11,8 +11,6 @@ from tests.helpers.triton_bfloat16 import exact_bfloat16  # isort: skip
 from diffray.kernels import router as reference
 from diffray.kernels.router import Routing
 from diffray.kernels.triton.router import (
-    GROUPED_SIGMOID_ROUTER,
-    SOFTMAX_ROUTER,
     grouped_sigmoid_router,
     softmax_router,
 )
@@ -97,22 +95,3 @@ def test_a_token_s_logits_do_not_depend_on_how_many_there_are() -> None:
     assert torch.equal(
         split_logits(x, weight, pdl=False)[0][:, 3:4], split_logits(x[3:4], weight, pdl=False)[0]
     )
-
-
-def test_the_fused_router_is_offered_for_few_tokens() -> None:
-    x, weight, bias = case(300, 8)
-    for tokens, offered in ((300, False), (256, True), (1, True)):
-        for kernel in (SOFTMAX_ROUTER, GROUPED_SIGMOID_ROUTER):
-            names = [v.name for v in kernel.variants(x[:tokens], weight, bias, 2)]
-            assert ("triton fused" in names) is offered
-
-
-def test_routing_of_some_experts_lists_their_pairs() -> None:
-    x, weight, _ = case(12, 10)
-    own = softmax_router(x, weight, None, 3).of(4, 7)
-    assert own.pairs is not None
-    expected = reference.list_pairs(own.ids_TK, 3)
-    for expert in range(3):
-        start, stop = own.pairs.starts_E[expert : expert + 2].tolist()
-        first, last = expected.starts_E[expert : expert + 2].tolist()
-        assert torch.equal(own.pairs.order_S[start:stop], expected.order_S[first:last])

@@ -8,9 +8,9 @@ import torch
 from tests.helpers.triton_device import DEVICE  # isort: skip
 from benchmarks.gpu.cases import cases
 from benchmarks.gpu.shapes import TOY, Work
-from diffray.kernels.choose import TORCH, with_variants
+from diffray.kernels.choose import TORCH
 from diffray.kernels.triton.table import KERNELS
-from diffray.kernels.variants import UNTRIED, Kernel, Shape, Variant
+from diffray.kernels.variants import Kernel, Shape, Variant
 
 
 class Call:
@@ -46,9 +46,3 @@ def test_variants_have_names_of_their_own_and_depend_on_the_shape_alone(dtype: t
             if one[0] == two[0]:
                 assert names == [variant.name for variant in two[1]]
     assert [call.kernel.name for call in near[0] if not call.seen] == []
-
-
-def test_the_set_runs_the_default_of_what_is_untried() -> None:
-    chosen = with_variants("triton", KERNELS, UNTRIED)
-    x, weight = torch.ones(3, 16, device=DEVICE), torch.ones(16, device=DEVICE)
-    torch.testing.assert_close(chosen.rms_norm(x, weight, 1e-5), x)

@@ -9,7 +9,7 @@ import pytest
 from diffray import DiffusionLLM
 from diffray.components.checkpoints.demos import DEMOS, demo_path
 from diffray.components.checkpoints.info import describe
-from examples.train_demo.evaluate import THRESHOLD, drawn, run
+from examples.train_demo.evaluate import THRESHOLD, caches_of, drawn, run
 
 SAMPLE = 63  # nine of each task
 
@@ -50,3 +50,22 @@ def test_a_sample_confirms_the_metrics(name: str) -> None:
     assert abs(found["exact_match"] - share) <= error
     ratio = found["tokens_per_forward"] / promised["tokens_per_forward"]
     assert 0.8 <= ratio <= 1.25
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", DEMOS)
+@pytest.mark.parametrize(
+    "options",
+    [{"quantization": "int8"}, {"quantization": "w8a8"}, {"kv_cache_dtype": "int8"}],
+    ids=["int8 weights", "w8a8", "int8 K/V"],
+)
+def test_eight_bits_cost_three_answers_of_sixty_at_most(name: str, options: dict[str, Any]) -> None:
+    """Beside the same model in float32, whatever that one knows."""
+    items, most = drawn("entities", SAMPLE, seed=99), int(metrics(name)["max_tokens"])
+    shares = []
+    wishes: list[dict[str, Any]] = [{}, options]
+    for wish in wishes:
+        with DiffusionLLM(name, dtype="float32", **wish) as llm:
+            cache = caches_of(folder(name))[1]  # by which K/V are read that were stored before
+            shares.append(run(llm, items, THRESHOLD, cache, most)["exact_match"])
+    assert shares[1] > shares[0] - 3.5 / SAMPLE

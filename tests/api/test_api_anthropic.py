@@ -177,21 +177,16 @@ def test_tokens_are_counted_as_they_are_used(http: httpx2.Client, prompt: dict[s
     assert said(http, asked, COUNT) == {"input_tokens": usage["input_tokens"]}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_why_an_answer_ends(http: httpx2.Client, stream: bool) -> None:
+def test_why_an_answer_ends(http: httpx2.Client) -> None:
     text = said(http, ASKED)["content"][0]["text"]
-    asked = ASKED | {"stop_sequences": ["never written", text[2:5]]}
-    cut = ASKED | {"max_tokens": 2}
-    if stream:
-        found = events(http, asked)
-        ending, short = found[-2]["delta"], events(http, cut)[-2]["delta"]
-        written = "".join(each.get("delta", {}).get("text", "") for each in found)
-    else:
-        ending, short = said(http, asked), said(http, cut)
-        written = ending["content"][0]["text"]
-    assert (ending["stop_reason"], ending["stop_sequence"]) == ("stop_sequence", text[2:5])
-    assert written == text[: text.find(text[2:5])]
-    assert (short["stop_reason"], short["stop_sequence"]) == ("max_tokens", None)
+    asked, cut = ASKED | {"stop_sequences": ["never written", text[2:5]]}, ASKED | {"max_tokens": 2}
+    whole, found = said(http, asked), events(http, asked)
+    streamed = "".join(each.get("delta", {}).get("text", "") for each in found)
+    assert whole["content"][0]["text"] == streamed == text[: text.find(text[2:5])]
+    for ending in (whole, found[-2]["delta"]):
+        assert (ending["stop_reason"], ending["stop_sequence"]) == ("stop_sequence", text[2:5])
+    for short in (said(http, cut), events(http, cut)[-2]["delta"]):
+        assert (short["stop_reason"], short["stop_sequence"]) == ("max_tokens", None)
 
 
 def test_json_on_request(http: httpx2.Client) -> None:

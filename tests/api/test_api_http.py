@@ -53,13 +53,9 @@ def events(answer: httpx2.Response) -> list[Any]:
 
 # Of both endpoints: a field, or its place below `diffusion`, and values that it cannot have.
 WRONG: dict[str, list[Any]] = {
-    "temperature": [-0.1, "hot"],
-    "top_p": [0, 1.5],
-    "top_k": [-2],
-    "min_p": [1.1, -0.1],
+    "temperature": [-0.1, "hot", False],
     "n": [0, 129, 10**30],
     "max_tokens": [0, "16", True, 1.5],
-    "seed": [2**63],
     "stop": ["", [1], ["x"] * 33],
     "stop_token_ids": [[10**20]],
     "allowed_token_ids": [[10**6]],
@@ -69,10 +65,6 @@ WRONG: dict[str, list[Any]] = {
     "stream_options": [{"include_usage": True}],  # without a stream
     "priority": [2**40],
     "model": [5],
-    "user": [5],
-    "frequency_penalty": [2.1, False],
-    "presence_penalty": [-2.1],
-    "repetition_penalty": [0, -1],
     "no_repeat_ngram_size": [2, -1],
     "prompt_logprobs": [0],
     "length_penalty": [True],
@@ -81,18 +73,15 @@ WRONG: dict[str, list[Any]] = {
     "tools": [[{"type": "function"}]],
     "tool_choice": ["required"],
     "metadata": ["a"],
-    "store": ["yes"],
     "request_id": ["a b"],
     "use_beam_search": [True],
     "colour": ["red"],
     "diffusion": [7],
-    "diffusion.steps": [3],
     "diffusion.block_length": [10**30],
     "diffusion.decoder": [{"kind": "magic"}, {"threshold": 0.5}],
     "diffusion.decoder.threshold": [7],
     "diffusion.decoder.colour": [7],
     "diffusion.cache": [{"kind": "exact"}],
-    "diffusion.iteration": [{"kind": "block_diffusion"}],
 }
 TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("min_tokens", {"min_tokens": 9, "max_tokens": 8}),
@@ -136,9 +125,7 @@ def said(role: str, **more: Any) -> dict[str, Any]:
     [
         (CHAT, {}, "messages"),
         (CHAT, {"messages": []}, "messages"),
-        (CHAT, {"messages": ["hi"]}, "messages"),
         (CHAT, said("king", content="x"), "messages[0].role"),
-        (CHAT, said("user"), "messages[0].content"),
         (CHAT, said("user", content=None), "messages[0].content"),
         (CHAT, said("user", content=[{"type": "image_url"}]), "messages[0].content"),
         (CHAT, said("user", content=[AUDIO]), "messages[0].content"),
@@ -187,25 +174,14 @@ def test_unknown_names_get_suggestions(
     assert words in refusal(http.post(COMPLETE, json=ABC | body))["message"]
 
 
-NEUTRAL = {
-    "frequency_penalty": 0,
+NEUTRAL: dict[str, Any] = {
     "presence_penalty": 0.0,
     "repetition_penalty": 1,
-    "min_p": 0,
     "best_of": 1,
-    "response_format": {"type": "text"},
-    "tools": None,
-    "user": "somebody",
-    "store": True,
-    "metadata": {"run": "7"},
-    "safety_identifier": "a",
-    "prompt_cache_key": "b",
-    "prompt_cache_retention": "24h",
-    "service_tier": "flex",
     "temperature": 0,
-    "logit_bias": None,
-    "stop": None,
 }
+NEUTRAL |= {"response_format": {"type": "text"}, "tools": None, "logit_bias": None, "stop": None}
+NEUTRAL |= {"user": "somebody", "store": True, "metadata": {"run": "7"}, "service_tier": "flex"}
 
 
 def test_neutral_values_and_null_change_nothing(http: httpx2.Client) -> None:
@@ -221,15 +197,12 @@ def test_neutral_values_and_null_change_nothing(http: httpx2.Client) -> None:
     [
         b"",
         b"{",
-        b"nonsense",
         b"[1]",
-        b'"text"',
         b"null",
         b"\xff\xfe",
         b'{"prompt": "abc", "temperature": NaN}',
         b'{"prompt": "abc", "temperature": Infinity}',
         b'{"prompt": "abc", "diffusion": {"cfg_scale": 1e999}}',
-        b'{"messages": [], "chat_template_kwargs": {"odd": -Infinity}}',
         b'{"prompt": "half of a pair: \\ud800"}',
         b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}",
         b'{"prompt": ' + b"[" * 100_000,
@@ -243,16 +216,7 @@ def test_neutral_values_and_null_change_nothing(http: httpx2.Client) -> None:
 def test_bodies_must_be_json_objects(http: httpx2.Client, content: bytes) -> None:
     for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
         code = refusal(http.post(path, content=content, headers=JSON))["code"]
-        assert code == (None if content in (b"[1]", b'"text"', b"null") else "invalid_json")
-
-
-def test_too_long_for_the_context(tiny: Served, http: httpx2.Client) -> None:
-    context = tiny.engine.limits.context
-    error = refusal(http.post(COMPLETE, json={"prompt": "x" * 50, "max_tokens": context}))
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
-    assert str(context) in error["message"] and str(context + 50) in error["message"]
-    error = refusal(http.post(CHAT, json={"messages": [{"role": "user", "content": "x" * 5000}]}))
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+        assert code == (None if content in (b"[1]", b"null") else "invalid_json")
 
 
 def test_models_paths_and_methods_must_be_known(http: httpx2.Client) -> None:
@@ -354,23 +318,6 @@ def test_metrics_count_what_was_answered(tiny: Served, http: httpx2.Client) -> N
         assert "vllm:num_requests_waiting" in httpx2.get(f"{url}/metrics").text
 
 
-def test_usage_counts_cached_tokens() -> None:
-    body = {"prompt": list(range(60, 165)), "max_tokens": 8, "n": 2, "temperature": 1}
-    with (
-        serve_model("demo-llada2", "demo", max_num_seqs=2) as served,
-        httpx2.Client(base_url=served.url, timeout=60) as http,
-    ):
-        first, second = (http.post(COMPLETE, json=body).json()["usage"] for _ in range(2))
-        salted = http.post(COMPLETE, json=body | {"cache_salt": "mine", "n": 1}).json()["usage"]
-        metrics = http.get("/metrics").text
-    for usage, cached in ((first, 0), (second, 96), (salted, 0)):  # three blocks of 32, and a bit
-        assert usage["prompt_tokens"] == 105
-        assert usage["prompt_tokens_details"] == {"cached_tokens": cached}
-    counted = dict(re.findall(r"^diffray:prefix_cache_(\w+)_total{.*} (\S+)", metrics, re.M))
-    # Of five choices the very first one and the one with a salt found nothing.
-    assert counted == {"queries": "525.0", "hits": "288.0", "approximate_hits": "0.0"}
-
-
 UNPRINTABLE = [b"Bearer", b"bearer\tkey", b"Bearer k\xe9y", b"B" * 9000]
 
 
@@ -409,15 +356,10 @@ def test_browsers_are_let_in_only_on_request(tiny: Served, http: httpx2.Client) 
 
 
 def test_bodies_have_a_limit(tiny: Served) -> None:
-    def pieces() -> Iterator[bytes]:
-        for _ in range(20):
-            yield b" " * 100
-
+    largest = json.dumps(ABC).encode().ljust(1000)
     with serve(tiny.service, ApiSettings(max_body_bytes=1000)) as url:
-        announced = httpx2.post(url + COMPLETE, json=ABC | {"prompt": "x" * 1000})
-        assert refusal(announced, 413)["code"] == "request_too_large"
-        refusal(httpx2.post(url + COMPLETE, content=pieces(), headers=JSON), 413)
-        largest = json.dumps(ABC).encode().ljust(1000)
+        answer = httpx2.post(url + COMPLETE, content=largest + b" ", headers=JSON)
+        assert refusal(answer, 413)["code"] == "request_too_large"
         assert httpx2.post(url + COMPLETE, content=largest, headers=JSON).status_code == 200
 
 
@@ -487,23 +429,17 @@ def test_canvas_on_request(http: httpx2.Client) -> None:
     chunks = events(http.post(COMPLETE, json=body | {"stream_options": {"include_canvas": True}}))
     views = [chunk for chunk in chunks if "diffusion" in chunk]
     assert views and all(view["choices"] == [] for view in views)
-    final: list[int] = []
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            final += choice.get("token_ids", [])
-        if "diffusion" in chunk:
-            canvas = chunk["diffusion"]["canvas"]
-            assert len(canvas) == len(chunk["diffusion"]["tokens"]) == 40
-            assert [text is None for text in chunk["diffusion"]["tokens"]] == [
-                token is None for token in canvas
-            ]
-            assert chunk["diffusion"]["text"].count(MASK) == canvas.count(None)
+    for view in (view["diffusion"] for view in views):
+        canvas, tokens = view["canvas"], view["tokens"]
+        assert len(canvas) == len(tokens) == 40
+        assert [text is None for text in tokens] == [token is None for token in canvas]
+        assert view["text"].count(MASK) == canvas.count(None)
     masks = [view["diffusion"]["canvas"].count(None) for view in views]
     assert masks == sorted(masks, reverse=True) and masks[0] > 0
     forwards = [view["diffusion"]["forwards"] for view in views]
     assert forwards == sorted(set(forwards)) and forwards[0] == 1
     plain = events(http.post(COMPLETE, json=body))
-    assert [t for c in plain for each in c["choices"] for t in each.get("token_ids", [])] == final
+    assert [chunk["choices"] for chunk in plain] == [c["choices"] for c in chunks if c["choices"]]
 
 
 @pytest.mark.slow
@@ -547,23 +483,19 @@ def test_other_content_types_are_refused(http: httpx2.Client) -> None:
     ("path", "body", "param"),
     [
         (COMPLETE, {"prompt": "<|mask|>" * 10**6}, "prompt"),
-        (COMPLETE, {"prompt": ["a" * 10**6] * 7}, "prompt"),
         (COMPLETE, {"prompt": [1] * 3_000_000}, "prompt"),
         (COMPLETE, {"prompt": "a", "suffix": "b" * 10**6}, "suffix"),
         (COMPLETE, {"prompt": ["a"] * 1000, "n": 128}, "n"),
-        (COMPLETE, {"prompt": "a", "bad_words": ["a" * 10**6]}, "bad_words"),
         (COMPLETE, {"prompt": "a", "allowed_token_ids": ["a"] * 10**6}, "allowed_token_ids"),
         (COMPLETE, {"prompt": "a", "diffusion": {"x" * 10**6: 1}}, None),
         (COMPLETE, {"prompt": "a", "max_tokens": 10**4200}, "max_tokens"),
         (COMPLETE, {"x" * 10**6: 1}, None),
         (CHAT, {"messages": [1] * 3_000_000}, "messages"),
-        (CHAT, {"messages": [{"role": "user", "content": "a"}] * 5000}, "messages"),
         (CHAT, HELLO | {"chat_template_kwargs": {"a": [[[{}]]] * 100_000}}, None),
         ("/tokenize", {"prompt": "a" * 7_000_000}, "prompt"),
         ("/detokenize", {"tokens": [1] * 2_000_000}, "tokens"),
-        ("/detokenize", {"tokens": ["a"] * 1_000_000}, "tokens"),
     ],
-    ids=range(16),
+    ids=range(12),
 )
 def test_megabytes_are_refused_at_once_by_name(
     http: httpx2.Client, path: str, body: dict[str, Any], param: str | None

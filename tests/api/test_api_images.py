@@ -234,14 +234,10 @@ def test_a_wrong_image_is_one_400_in_the_words_of_each_api(served: Served, elsew
         assert "at most 16 images" in error["message"]
 
 
-def test_a_model_without_sight_refuses_images() -> None:
+def test_a_conversation_in_process_is_checked_as_well() -> None:
     llm = DiffusionLLM("demo")
     with pytest.raises(ValueError, match="takes no images"):
         llm.chat(user({"type": "image", "image": noise(8, 8)}))
     for content in ([{"type": "video"}], [], [{"type": "text"}]):
         with pytest.raises(ValueError, match="'content', which is a text or a list of"):
             llm.chat([{"role": "user", "content": content}])
-    texts = [{"type": "text", "text": text} for text in ("What is", "7 plus 8?")]
-    (output,) = llm.chat(user(*texts))
-    (same,) = llm.chat([{"role": "user", "content": "What is\n7 plus 8?"}])
-    assert output.outputs[0].text == same.outputs[0].text

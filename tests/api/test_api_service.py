@@ -141,7 +141,7 @@ def test_usage_and_metrics_say_what_is_approximate() -> None:
     class Approximating(Recorder):
         async def submit(self, *given: Any, **more: Any) -> AsyncGenerator[Update, None]:
             async for update in super().submit(*given, **more):
-                update.approximate = True
+                update.cached_tokens, update.approximate = 2, True
                 yield update
 
     serving = service(Approximating())
@@ -152,11 +152,13 @@ def test_usage_and_metrics_say_what_is_approximate() -> None:
         return [made["usage"] for made in (await serving.complete(IDS), *whole)]
 
     own, messages, responses = asyncio.run(usages())
-    assert own["prompt_tokens_details"] == {"cached_tokens": 3, "approximate": True}
+    assert own["prompt_tokens_details"] == {"cached_tokens": 2, "approximate": True}
     assert messages["approximate"] is responses["input_tokens_details"]["approximate"] is True
     text = asyncio.run(serving.prometheus()).decode()
     counted = dict(re.findall(r"^diffray:prefix_cache_(\w+)_total{.*} (\S+)", text, re.M))
-    assert counted["approximate_hits"] == counted["hits"] == counted["queries"]
+    chat = len(TOKENIZER.encode_chat(HELLO["messages"]))
+    queries = f"{len(IDS['prompt']) + 2 * chat}.0"
+    assert counted == {"queries": queries, "hits": "6.0", "approximate_hits": "6.0"}
 
 
 def test_metrics_divide_the_time_of_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,8 +257,10 @@ def test_a_chat_gets_what_is_left_of_the_context(block_causal: bool, room: int) 
     made = builder(replace(LIMITS, spec=spec, context=100))
     body = parse(ChatBody, HELLO)
     assert made.params(body, 30).max_tokens == room - 30
-    with pytest.raises(ApiError, match=f"{room} tokens. However, you requested {room + 1} tokens"):
+    told = f"{room} tokens. However, you requested {room + 1} tokens"
+    with pytest.raises(ApiError, match=told) as error:
         made.params(body, room)
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "messages")
 
 
 def test_a_default_length_fits_the_context() -> None:

@@ -135,30 +135,6 @@ def test_a_disconnect_during_an_answer_frees_its_pages(served: Served, how: str)
     assert aborted(served) == before + 2
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"\0\0\0\0\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
-        (HEAD + "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n").encode(),
-        (HEAD + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n").encode(),
-        (HEAD + "Content-Length: 99999999999999999999999\r\n\r\n{}").encode(),
-    ],
-)
-@pytest.mark.parametrize("before", [b"", b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"])
-def test_garbage_is_refused_alone_and_behind_a_request(
-    served: Served, before: bytes, garbage: bytes
-) -> None:
-    """Whether what came before is answered too depends on whose parser reads it."""
-    with connect(served.url) as client:
-        client.sendall(before + garbage)
-        client.shutdown(socket.SHUT_WR)
-        answer = read_all(client)
-    assert answer or not before
-    assert not any(line.startswith(b"HTTP/1.1 5") for line in answer.split(b"\r\n"))
-
-
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_body_without_end_is_refused_before_it_is_there(tiny: Served, announced: bool) -> None:
     length = f"Content-Length: {2**40}" if announced else "Transfer-Encoding: chunked"

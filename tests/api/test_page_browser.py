@@ -418,33 +418,6 @@ def test_stop_ends_the_answer_here_and_at_the_server(browser: Browser, url: str)
         time.sleep(0.05)
 
 
-CUT = """(() => { const original = fetch; let cut = false; window.fetch = async (path, options) => {
-    const answer = await original(path, options);
-    if (cut || !options?.body) return answer;
-    cut = true;
-    const few = { transform(bytes, controller) {
-        this.passed = (this.passed ?? 0) + bytes.length;
-        if (this.passed > 20000) controller.error(new TypeError("network error"));
-        else controller.enqueue(bytes);
-    } };
-    return new Response(answer.body.pipeThrough(new TransformStream(few)), answer);
-}; return 0; })()"""
-
-
-def test_a_stream_that_is_cut_says_so_and_can_be_sent_again(browser: Browser) -> None:
-    browser.evaluate(CUT)
-    watch_slowly(browser, 96)
-    browser.choose("[name=pace]", "0")
-    ask(browser, PROMPT)
-    browser.wait(FAILED)
-    reason = browser.text("[data-part=reason]")
-    assert "connection was lost" in reason and "What arrived before is shown" in reason
-    assert browser.evaluate(FINAL) > 0
-    browser.click("[data-part=again]")
-    browser.wait(COMPLETE)
-    browser.wait("document.querySelector('.answer').textContent.includes('return')")
-
-
 def test_the_keyboard_reaches_everything_and_a_phone_shows_it(browser: Browser) -> None:
     """Without scrolling sideways."""
     browser.choose("[name=pace]", "0")

@@ -10,6 +10,7 @@ import pytest
 from diffray import DiffusionLLM
 from diffray.cluster.api.service import Service
 from diffray.cluster.control.local import LocalEngine
+from diffray.components.checkpoints.demos import examples
 from diffray.workers.messages import Update
 from tests.helpers.api_server import Served, serve, serve_model
 from tests.helpers.byte_tokenizer import TOKENIZER
@@ -23,7 +24,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     llm = DiffusionLLM("demo", dtype="float32")
     with (
         LocalEngine(llm.engine) as engine,
-        closing(Service(engine, llm.tokenizer, ["demo"])) as service,
+        closing(Service(engine, llm.tokenizer, ["demo"], examples=examples("demo"))) as service,
     ):
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

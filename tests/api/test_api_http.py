@@ -414,14 +414,14 @@ def test_trajectory_and_ids_on_request(tiny: Served, http: httpx2.Client) -> Non
     body = asked | {"return_trajectory": True, "return_token_ids": True}
     (choice,) = http.post(COMPLETE, json=body).json()["choices"]
     assert choice["prompt_token_ids"] == expected.prompt_token_ids
-    assert choice["token_ids"] == choice["trajectory"]["token_ids"] == output.token_ids
-    assert choice["trajectory"]["steps"] == output.steps
-    assert choice["trajectory"]["logprobs"] == pytest.approx(output.logprobs)
     assert choice["logprobs"] is None  # a separate option
     chunks = events(http.post(COMPLETE, json=body | {"stream": True}))
-    parts = [c for chunk in chunks for c in chunk["choices"] if "trajectory" in c]
-    assert [t for part in parts for t in part["trajectory"]["token_ids"]] == output.token_ids
-    assert [s for part in parts for s in part["trajectory"]["steps"]] == output.steps
+    parts = [c["trajectory"] for chunk in chunks for c in chunk["choices"] if "trajectory" in c]
+    whole = choice["trajectory"]
+    assert whole["token_ids"] == choice["token_ids"] == output.token_ids
+    assert whole["steps"] == output.steps and whole["logprobs"] == pytest.approx(output.logprobs)
+    for name in ("token_ids", "steps", "logprobs"):
+        assert [each for part in parts for each in part[name]] == whole[name]
 
 
 def test_canvas_on_request(http: httpx2.Client) -> None:

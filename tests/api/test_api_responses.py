@@ -74,9 +74,9 @@ def test_an_answer_is_the_chats(client: OpenAI) -> None:
     assert chat.model_extra is not None
     assert made.model_extra["diffusion"] == chat.model_extra["diffusion"]
     assert chat.usage is not None and made.usage is not None
-    assert made.usage.input_tokens == chat.usage.prompt_tokens
-    assert made.usage.output_tokens == chat.usage.completion_tokens
-    assert made.usage.total_tokens == chat.usage.total_tokens
+    used = chat.usage.prompt_tokens, chat.usage.completion_tokens, chat.usage.total_tokens
+    told = made.usage
+    assert (told.input_tokens, told.output_tokens, told.total_tokens) == used
 
 
 def test_the_events_of_a_text(client: OpenAI) -> None:

@@ -5,16 +5,13 @@ Each is judged as it is on a desk and on a phone, light and dark.
 
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
-from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.local import load_local
-from diffray.components.checkpoints.demos import TOY, examples
+from diffray.components.checkpoints.demos import examples
 from tests.helpers.api_server import serve
 from tests.helpers.browser import Browser, chromium
 from tests.helpers.needed import npm
@@ -44,20 +41,6 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
         script = packed.extractfile("package/axe.min.js")
         assert script is not None
         return script.read().decode()
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    engine, tokenizer = load_local("demo", EngineConfig(max_num_seqs=4))
-    about: dict[str, Any] = {"description": f"demo {TOY}.", "examples": examples("demo")}
-    with engine, closing(Service(engine, tokenizer, ["demo"], **about)) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def url(service: Service) -> Iterator[str]:
-    with serve(service) as url:
-        yield url
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +78,9 @@ def anew(tab: Browser, url: str) -> None:
     tab.choose("[name=pace]", "0")
 
 
-def test_it_finds_nothing_in_a_chat(tab: Browser, url: str, judge: Callable[[], None]) -> None:
+def test_it_finds_nothing_in_a_chat(tab: Browser, demo_url: str, judge: Callable[[], None]) -> None:
     """Untouched, answered, and side by side."""
-    anew(tab, url)
+    anew(tab, demo_url)
     tab.wait("document.querySelectorAll('#examples button').length")
     judge()
     ask(tab, PROMPT)
@@ -106,7 +89,7 @@ def test_it_finds_nothing_in_a_chat(tab: Browser, url: str, judge: Callable[[], 
     tab.click("[data-language=curl]")
     tab.evaluate("document.querySelector('.canvas').focus()")
     judge()
-    anew(tab, url)
+    anew(tab, demo_url)
     tab.click("#compare")
     tab.click(".policy summary")
     tab.choose(".pane:first-child [data-field=decoder] select", "threshold")
@@ -117,11 +100,11 @@ def test_it_finds_nothing_in_a_chat(tab: Browser, url: str, judge: Callable[[], 
 
 
 def test_it_finds_nothing_in_answers_without_an_end(
-    tab: Browser, url: str, judge: Callable[[], None]
+    tab: Browser, demo_url: str, judge: Callable[[], None]
 ) -> None:
     """Denoising, stopped, refused, and empty."""
     for is_stopped in (False, True):
-        anew(tab, url)
+        anew(tab, demo_url)
         intercept(tab, max_tokens=512, min_tokens=512)
         watch_slowly(tab, 512)
         ask(tab, PROMPT)
@@ -131,13 +114,13 @@ def test_it_finds_nothing_in_answers_without_an_end(
             tab.click("#send")
             tab.wait(FAILED)
         judge()
-    anew(tab, url)
+    anew(tab, demo_url)
     tab.choose("[data-field=decoder] select", "fixed")
     tab.choose("[data-field=iteration] select", "soft")
     ask(tab, PROMPT)
     tab.wait(FAILED)
     judge()
-    anew(tab, url)
+    anew(tab, demo_url)
     intercept(tab, stop=["d", "def"])
     ask(tab, PROMPT)
     tab.wait("document.querySelector('.answer').textContent === '(empty answer)'")
@@ -145,14 +128,14 @@ def test_it_finds_nothing_in_answers_without_an_end(
 
 
 def test_it_finds_nothing_where_a_gap_is_filled(
-    tab: Browser, url: str, judge: Callable[[], None]
+    tab: Browser, demo_url: str, judge: Callable[[], None]
 ) -> None:
-    anew(tab, url)
+    anew(tab, demo_url)
     tab.click("input[value=infill]")
     ask(tab, "def total(numbers)")
     tab.wait("document.querySelector('#notice').textContent")
     judge()
-    anew(tab, url)
+    anew(tab, demo_url)
     tab.click("input[value=infill]")
     ask(tab, "12+30=[gap].")
     tab.wait(f"{COMPLETE} && {PLAYED}")
@@ -161,9 +144,9 @@ def test_it_finds_nothing_where_a_gap_is_filled(
 
 
 def test_it_finds_nothing_where_a_key_is_asked_for(
-    tab: Browser, service: Service, judge: Callable[[], None]
+    tab: Browser, demo: Service, judge: Callable[[], None]
 ) -> None:
-    with serve(service, ApiSettings(api_keys=(KEY,))) as url:
+    with serve(demo, ApiSettings(api_keys=(KEY,))) as url:
         opened(tab, url)
         tab.wait("!document.querySelector('#key').hidden")
         judge()

@@ -222,25 +222,22 @@ def test_two_policies_answer_side_by_side(browser: Browser) -> None:
     assert named() == ["Policy:"]
 
 
-def kinds(browser: Browser, field: str) -> list[str]:
-    found: list[str] = browser.evaluate(
-        f"[...document.querySelector('[data-field={field}] select').options]"
-        ".map((each) => each.value)"
-    )
-    return found
-
-
 def test_each_model_has_its_examples_policies_and_answers(browser: Browser) -> None:
+    def kinds(field: str) -> list[str]:
+        options = f"[...document.querySelector('[data-field={field}] select').options]"
+        found: list[str] = browser.evaluate(f"{options}.map((each) => each.value)")
+        return found
+
     examples = "document.querySelectorAll('#examples button').length"
     browser.wait(f"{examples} === 2 && document.querySelectorAll('#model option').length === 2")
     assert browser.text("#examples p") == f"demo {TOY}."
-    assert kinds(browser, "cache") == ["", "none", "prefix", "dual", "vicinity"]
+    assert kinds("cache") == ["", "none", "prefix", "dual", "vicinity"]
     browser.choose("[data-field=cache] select", "dual")
     browser.choose("[data-field=block_length] input", "16")
     browser.click("input[value=infill]")
     browser.choose("#model", "alias")
-    assert kinds(browser, "cache") == ["", "none", "exact"]
-    assert kinds(browser, "iteration") == ["", "block_diffusion"]
+    assert kinds("cache") == ["", "none", "exact"]
+    assert kinds("iteration") == ["", "block_diffusion"]
     said = browser.text("[data-part=summary]")
     assert "cache" not in said and "block length 16" in said
     gap = "document.querySelector('input[value=infill]')"

@@ -407,7 +407,7 @@ def test_streams_are_early_and_tell_their_usage(http: httpx2.Client) -> None:
 
 
 def test_trajectory_and_ids_on_request(tiny: Served, http: httpx2.Client) -> None:
-    asked = LONG | {"max_tokens": 24, "temperature": 1, "seed": 4}
+    asked: dict[str, Any] = LONG | {"max_tokens": 24, "temperature": 1, "seed": 4}
     params = {name: asked[name] for name in asked if name != "prompt"}
     (expected,) = tiny.llm.generate("abc", SamplingParams(**params, logprobs=True))
     output = expected.outputs[0]

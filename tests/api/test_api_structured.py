@@ -99,7 +99,7 @@ def test_every_way_to_ask_is_honoured(demo: Service) -> None:
 
 def test_a_nested_grammar_is_labelled_in_every_api(demo: Service) -> None:
     nested = {"structured_outputs": {"grammar": NESTED}}
-    dialects = (
+    dialects: tuple[tuple[type[Responses | Messages], dict[str, Any], str], ...] = (
         (Responses, {"input": "Nest.", "max_output_tokens": 60}, "response.completed"),
         (Messages, CHAT, "message_delta"),
     )
@@ -121,10 +121,10 @@ def test_a_nested_grammar_is_labelled_in_every_api(demo: Service) -> None:
         (choice,) = (await demo.chat(CHAT | exact))["choices"]
         assert re.fullmatch("a*b", choice["message"]["content"])
         assert "structured_outputs" not in choice
-        for dialect, asked, ending in dialects:
-            whole = await answer_whole(demo, dialect(asked | nested))
+        for dialect, body, ending in dialects:
+            whole = await answer_whole(demo, dialect(body | nested))
             assert whole["structured_outputs"]["depth"] > 2
-            stream = answer_stream(demo, dialect(asked | nested | {"stream": True}))
+            stream = answer_stream(demo, dialect(body | nested | {"stream": True}))
             (end,) = [event async for event in stream if event["type"] == ending]
             assert end.get("response", end)["structured_outputs"] == whole["structured_outputs"]
 

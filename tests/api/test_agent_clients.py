@@ -46,6 +46,12 @@ def weather(city: Literal["Rome", "Tokyo"]) -> str:
     return f"sunny in {city}"
 
 
+def langchain(served: Served) -> Any:
+    return library("langchain_openai").ChatOpenAI(
+        model=served.name, base_url=f"{served.url}/v1", api_key="none", max_tokens=96, temperature=0
+    )
+
+
 # Its mode JSON has the schema in the prompt alone, which the demo model cannot read.
 @pytest.mark.parametrize("mode", ["JSON_SCHEMA", "TOOLS"])
 def test_instructor(served: Served, mode: str) -> None:
@@ -56,14 +62,9 @@ def test_instructor(served: Served, mode: str) -> None:
         OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0),
         mode=getattr(instructor.Mode, mode),
     )
-    found = client.chat.completions.create(
-        model=served.name,
-        messages=[{"role": "user", "content": QUESTION}],
-        response_model=Person,
-        max_retries=1,
-        max_tokens=96,
-    )
-    assert isinstance(found, Person)
+    messages = [{"role": "user", "content": QUESTION}]
+    asked = {"model": served.name, "messages": messages, "max_retries": 1, "max_tokens": 96}
+    assert isinstance(client.chat.completions.create(**asked, response_model=Person), Person)
 
 
 @pytest.mark.parametrize("native", [False, True])
@@ -91,9 +92,3 @@ def test_langchain_binds_tools(served: Served) -> None:
     (call,) = bound.invoke("Is it sunny in Rome?").tool_calls
     assert call["name"] == "weather"
     assert weather(**call["args"]) in ("sunny in Rome", "sunny in Tokyo")
-
-
-def langchain(served: Served) -> Any:
-    return library("langchain_openai").ChatOpenAI(
-        model=served.name, base_url=f"{served.url}/v1", api_key="none", max_tokens=96, temperature=0
-    )

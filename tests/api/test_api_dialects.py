@@ -101,28 +101,15 @@ def test_text_and_calls_are_items_of_their_own() -> None:
     ]
     message = {"role": "assistant", "content": "So:", "tool_calls": calls}
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-    answer = {
-        "id": "chatcmpl-1",
-        "created": 1,
-        "model": "demo",
-        "choices": [
-            {
-                "index": 0,
-                "message": message,
-                "logprobs": None,
-                "finish_reason": "tool_calls",
-                "stop_reason": None,
-            }
-        ],
-        "usage": usage | {"prompt_tokens_details": {"cached_tokens": 1}},
-    }
+    choice = {"index": 0, "message": message, "logprobs": None, "stop_reason": None}
+    answer: dict[str, Any] = {"id": "chatcmpl-1", "created": 1, "model": "demo"}
+    answer["choices"] = [choice | {"finish_reason": "tool_calls"}]
+    answer["usage"] = usage | {"prompt_tokens_details": {"cached_tokens": 1}}
     result = made.whole(answer)
     text, now, later = result["output"]
     assert text["content"][0]["text"] == "So:"
-    assert [(each["name"], each["call_id"]) for each in (now, later)] == [
-        ("now", "call_now"),
-        ("later", "call_later"),
-    ]
+    named = [(each["name"], each["call_id"]) for each in (now, later)]
+    assert named == [("now", "call_now"), ("later", "call_later")]
     assert len({each["id"] for each in result["output"]}) == 3
     assert result["usage"]["input_tokens_details"]["cached_tokens"] == 1
     said = Messages({"max_tokens": 8, "messages": MESSAGES}).whole(answer)

@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx2
 import pytest
@@ -52,15 +52,11 @@ def mixed(cases: list[Case]) -> list[dict[str, Any]]:
     return found + [own | {"prompt": [9, 8, 7 + at]} | each for at, each in enumerate(SAMPLED)]
 
 
-class Told(NamedTuple):
-    """What an answer tells: of each choice its tokens and its text, and what it used."""
-
-    tokens: list[list[int]]
-    texts: list[str]
-    usage: tuple[int, int]
+Told = tuple[list[list[int]], list[str], int, int]
 
 
 def ask(http: httpx2.Client, body: dict[str, Any]) -> Told:
+    """Return of each choice its tokens and its text, and how many tokens were read and written."""
     answer = http.post("/v1/completions", json=body | {"return_token_ids": True})
     assert answer.status_code == 200, answer.text
     if "stream" in body:
@@ -69,16 +65,13 @@ def ask(http: httpx2.Client, body: dict[str, Any]) -> Told:
     else:
         parts = [answer.json()]
     assert len({part["id"] for part in parts}) == 1
-    count = body.get("n", 1)
-    told = Told([[] for _ in range(count)], [""] * count, _tokens(parts[-1]["usage"]))
+    count, usage = body.get("n", 1), parts[-1]["usage"]
+    tokens: list[list[int]] = [[] for _ in range(count)]
+    texts = [""] * count
     for choice in (choice for part in parts for choice in part["choices"]):
-        told.tokens[choice["index"]].extend(choice.get("token_ids", ()))
-        told.texts[choice["index"]] += choice["text"]
-    return told
-
-
-def _tokens(usage: dict[str, int]) -> tuple[int, int]:
-    return usage["prompt_tokens"], usage["completion_tokens"]
+        tokens[choice["index"]].extend(choice.get("token_ids", ()))
+        texts[choice["index"]] += choice["text"]
+    return tokens, texts, usage["prompt_tokens"], usage["completion_tokens"]
 
 
 def test_models_tells_what_info_does(served: Served) -> None:
@@ -104,8 +97,7 @@ def test_all_policies_at_once_are_answered_as_alone(served: Served) -> None:
     for body, told in zip(bodies, whole, strict=True):
         params = SamplingParams(**{name: body[name] for name in body if name != "prompt"})
         (alone,) = served.llm.generate([body["prompt"]], params, use_tqdm=False)
-        assert told.tokens == [choice.token_ids for choice in alone.outputs], body
-        assert told.texts == [choice.text for choice in alone.outputs], body
-        assert told.usage == (alone.prompt_tokens, alone.completion_tokens), body
+        expected = [[getattr(c, name) for c in alone.outputs] for name in ("token_ids", "text")]
+        assert told == (*expected, alone.prompt_tokens, alone.completion_tokens), body
     originals = [[case["tokens"]] for case in cases]
-    assert sum(told.tokens in originals for told in whole) >= len(bodies) - len(SAMPLED)
+    assert sum(tokens in originals for tokens, *_ in whole) >= len(bodies) - len(SAMPLED)

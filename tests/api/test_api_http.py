@@ -2,14 +2,11 @@
 
 import json
 import re
-import socket
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -21,7 +18,7 @@ from diffray import SamplingParams
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.api.tokens import MASK
 from tests.helpers.api_server import Served, serve, serve_model
-from tests.helpers.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
+from tests.helpers.tiny import CHAT_TEMPLATE, tiny_checkpoint
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 JSON = {"Content-Type": "application/json"}
@@ -54,27 +51,11 @@ def events(answer: httpx2.Response) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def idle(http: httpx2.Client) -> bool:
-    load = http.get("/load").json()
-    return bool(load["server_load"] == 0 and load["free_pages"] == load["num_pages"])
-
-
 # Of both endpoints: a field, or its place below `diffusion`, and values that it cannot have.
 WRONG: dict[str, list[Any]] = {
-    "temperature": [-0.1, "hot"],
-    "top_p": [0, 1.5],
-    "top_k": [-2],
-    "min_p": [1.1, -0.1],
+    "temperature": [-0.1, "hot", False],
     "n": [0, 129, 10**30],
     "max_tokens": [0, "16", True, 1.5],
-    "seed": [2**63],
     "stop": ["", [1], ["x"] * 33],
     "stop_token_ids": [[10**20]],
     "allowed_token_ids": [[10**6]],
@@ -84,10 +65,6 @@ WRONG: dict[str, list[Any]] = {
     "stream_options": [{"include_usage": True}],  # without a stream
     "priority": [2**40],
     "model": [5],
-    "user": [5],
-    "frequency_penalty": [2.1, False],
-    "presence_penalty": [-2.1],
-    "repetition_penalty": [0, -1],
     "no_repeat_ngram_size": [2, -1],
     "prompt_logprobs": [0],
     "length_penalty": [True],
@@ -96,18 +73,15 @@ WRONG: dict[str, list[Any]] = {
     "tools": [[{"type": "function"}]],
     "tool_choice": ["required"],
     "metadata": ["a"],
-    "store": ["yes"],
     "request_id": ["a b"],
     "use_beam_search": [True],
     "colour": ["red"],
     "diffusion": [7],
-    "diffusion.steps": [3],
     "diffusion.block_length": [10**30],
     "diffusion.decoder": [{"kind": "magic"}, {"threshold": 0.5}],
     "diffusion.decoder.threshold": [7],
     "diffusion.decoder.colour": [7],
     "diffusion.cache": [{"kind": "exact"}],
-    "diffusion.iteration": [{"kind": "block_diffusion"}],
 }
 TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("min_tokens", {"min_tokens": 9, "max_tokens": 8}),
@@ -151,9 +125,7 @@ def said(role: str, **more: Any) -> dict[str, Any]:
     [
         (CHAT, {}, "messages"),
         (CHAT, {"messages": []}, "messages"),
-        (CHAT, {"messages": ["hi"]}, "messages"),
         (CHAT, said("king", content="x"), "messages[0].role"),
-        (CHAT, said("user"), "messages[0].content"),
         (CHAT, said("user", content=None), "messages[0].content"),
         (CHAT, said("user", content=[{"type": "image_url"}]), "messages[0].content"),
         (CHAT, said("user", content=[AUDIO]), "messages[0].content"),
@@ -192,10 +164,6 @@ def test_one_endpoint_names_an_invalid_field(
         ({"lora": "mine"}, "the adapter's name as model"),
         ({"max_token": 1}, "did you mean 'max_tokens'?"),
         ({"steps": 8}, 'write diffusion: {"decoder": {"kind": "fixed", "steps": ...}}'),
-        ({"gen_length": 8}, "write max_tokens"),
-        ({"cfg_scale": 1}, 'write diffusion: {"cfg_scale": ...}'),
-        ({"diffusion": {"threshold": 0.5}}, '"decoder": {"kind": "threshold", "threshold": ...}'),
-        ({"diffusion": {"decoder": {"kind": "creditt"}}}, "did you mean 'credit'? Allowed: 'thr"),
         ({"diffusion": {"decoder": "creditt"}}, "did you mean 'credit'?"),
         ({"prompt_logprobs": 1}, "gives a token of the prompt a probability only where"),
     ],
@@ -206,33 +174,14 @@ def test_unknown_names_get_suggestions(
     assert words in refusal(http.post(COMPLETE, json=ABC | body))["message"]
 
 
-def test_the_name_of_a_kind_is_enough(http: httpx2.Client) -> None:
-    long, short = (
-        http.post(COMPLETE, json=ABC | {"diffusion": {"decoder": decoder}}).json()["choices"]
-        for decoder in ({"kind": "credit"}, "credit")
-    )
-    assert long == short
-
-
-NEUTRAL = {
-    "frequency_penalty": 0,
+NEUTRAL: dict[str, Any] = {
     "presence_penalty": 0.0,
     "repetition_penalty": 1,
-    "min_p": 0,
     "best_of": 1,
-    "response_format": {"type": "text"},
-    "tools": None,
-    "user": "somebody",
-    "store": True,
-    "metadata": {"run": "7"},
-    "safety_identifier": "a",
-    "prompt_cache_key": "b",
-    "prompt_cache_retention": "24h",
-    "service_tier": "flex",
     "temperature": 0,
-    "logit_bias": None,
-    "stop": None,
 }
+NEUTRAL |= {"response_format": {"type": "text"}, "tools": None, "logit_bias": None, "stop": None}
+NEUTRAL |= {"user": "somebody", "store": True, "metadata": {"run": "7"}, "service_tier": "flex"}
 
 
 def test_neutral_values_and_null_change_nothing(http: httpx2.Client) -> None:
@@ -243,28 +192,17 @@ def test_neutral_values_and_null_change_nothing(http: httpx2.Client) -> None:
     assert http.post(COMPLETE, content=zeros, headers=JSON).json()["choices"] == plain
 
 
-def test_a_request_may_name_its_answer(http: httpx2.Client) -> None:
-    named = http.post(COMPLETE, json=ABC | {"request_id": "mine-7"}).json()
-    assert named["id"] == "cmpl-mine-7"
-    for stream in (False, True):
-        answer = http.post(CHAT, json=HELLO | {"request_id": "mine-8", "stream": stream})
-        assert '"id":"chatcmpl-mine-8"' in answer.text
-
-
 @pytest.mark.parametrize(
     "content",
     [
         b"",
         b"{",
-        b"nonsense",
         b"[1]",
-        b'"text"',
         b"null",
         b"\xff\xfe",
         b'{"prompt": "abc", "temperature": NaN}',
         b'{"prompt": "abc", "temperature": Infinity}',
         b'{"prompt": "abc", "diffusion": {"cfg_scale": 1e999}}',
-        b'{"messages": [], "chat_template_kwargs": {"odd": -Infinity}}',
         b'{"prompt": "half of a pair: \\ud800"}',
         b'{"prompt": "abc", "seed": ' + b"9" * 5000 + b"}",
         b'{"prompt": ' + b"[" * 100_000,
@@ -278,19 +216,10 @@ def test_a_request_may_name_its_answer(http: httpx2.Client) -> None:
 def test_bodies_must_be_json_objects(http: httpx2.Client, content: bytes) -> None:
     for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
         code = refusal(http.post(path, content=content, headers=JSON))["code"]
-        assert code == (None if content in (b"[1]", b'"text"', b"null") else "invalid_json")
+        assert code == (None if content in (b"[1]", b"null") else "invalid_json")
 
 
-def test_too_long_for_the_context(tiny: Served, http: httpx2.Client) -> None:
-    context = tiny.engine.limits.context
-    error = refusal(http.post(COMPLETE, json={"prompt": "x" * 50, "max_tokens": context}))
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
-    assert str(context) in error["message"] and str(context + 50) in error["message"]
-    error = refusal(http.post(CHAT, json={"messages": [{"role": "user", "content": "x" * 5000}]}))
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
-
-
-def test_unknown_model_path_and_method(http: httpx2.Client) -> None:
+def test_models_paths_and_methods_must_be_known(http: httpx2.Client) -> None:
     for path, base in ((CHAT, HELLO), (COMPLETE, ABC), ("/tokenize", {"prompt": "a"})):
         error = refusal(http.post(path, json=base | {"model": "gpt-9"}), 404)
         assert (error["param"], error["code"]) == ("model", "model_not_found")
@@ -299,9 +228,7 @@ def test_unknown_model_path_and_method(http: httpx2.Client) -> None:
     assert unknown["type"] == "invalid_request_error"
     assert unknown["message"] == "Not Found (GET /v1); /docs lists the paths"
     refusal(http.get(CHAT), 405)
-
-
-def test_the_model_may_be_left_out_or_have_another_name(http: httpx2.Client) -> None:
+    # It may be left out, or have another name.
     assert http.post(COMPLETE, json=ABC).json()["model"] == "tiny"
     assert http.post(COMPLETE, json=ABC | {"model": "tiny-alias"}).json()["model"] == "tiny-alias"
 
@@ -332,11 +259,16 @@ def test_tokenizer_info_is_what_a_remote_tokenizer_needs(tiny: Served, http: htt
         assert httpx2.get(f"{url}/ping").status_code == 200
 
 
-def test_requests_keep_or_get_an_id(http: httpx2.Client) -> None:
+def test_requests_and_answers_keep_or_get_an_id(http: httpx2.Client) -> None:
     kept = http.get("/version", headers={"X-Request-Id": "mine-7"})
     assert kept.headers.get_list("x-request-id") == ["mine-7"]
     given = http.get("/version"), http.get("/nothing", headers={"X-Request-Id": "a b"})
     assert len({answer.headers["x-request-id"] for answer in given} | {"a b"}) == 3
+    named = http.post(COMPLETE, json=ABC | {"request_id": "mine-7"}).json()
+    assert named["id"] == "cmpl-mine-7"
+    for stream in (False, True):
+        answer = http.post(CHAT, json=HELLO | {"request_id": "mine-8", "stream": stream})
+        assert '"id":"chatcmpl-mine-8"' in answer.text
 
 
 def test_reports(tiny: Served, http: httpx2.Client) -> None:
@@ -377,72 +309,13 @@ def test_metrics_count_what_was_answered(tiny: Served, http: httpx2.Client) -> N
     assert 2 <= grown["diffray:diffusion_num_denoising_steps_total"] <= 28
     assert grown["diffray:time_to_first_token_seconds_count"] == 2
     assert grown["diffray:request_success_total"] == 2
-    assert (
-        grown["diffray:request_refused_total"] == 1 and grown["diffray:request_params_n_sum"] == 2
-    )
+    assert grown["diffray:request_refused_total"] == 1
+    assert grown["diffray:request_params_n_sum"] == 2
     tokens = "diffray:iteration_tokens_total"
     assert grown[f"{tokens}_sum"] == 24 and grown[f"{tokens}_count"] >= 2
-    for phase in ("queue", "prefill", "decode", "inference"):
-        assert grown[f"diffray:request_{phase}_time_seconds_count"] == 2
-    whole, times = "diffray:e2e_request_latency_seconds_sum", "diffray:request_{}_time_seconds_sum"
-    inside = sum(grown[times.format(phase)] for phase in ("prefill", "decode"))
-    assert inside == pytest.approx(grown[times.format("inference")])
-    assert grown[times.format("queue")] + inside <= grown[whole]
     assert after["diffray:num_requests_running"] == 0
     with serve(tiny.service, ApiSettings(vllm_metric_names=True)) as url:
         assert "vllm:num_requests_waiting" in httpx2.get(f"{url}/metrics").text
-
-
-def test_usage_counts_cached_tokens() -> None:
-    with serve_model("demo-llada2", "demo", max_num_seqs=2) as served:
-        prompt = list(range(60, 165))  # three blocks of 32, and a bit
-        body = {"prompt": prompt, "max_tokens": 8, "n": 2, "temperature": 1}
-        with httpx2.Client(base_url=served.url, timeout=60) as http:
-            first, second = (http.post(COMPLETE, json=body).json()["usage"] for _ in range(2))
-            streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
-            third = events(http.post(COMPLETE, json=streamed))[-1]["usage"]
-            metrics = http.get("/metrics").text
-            salted = http.post(COMPLETE, json=body | {"cache_salt": "mine", "n": 1}).json()
-    assert salted["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-    assert first["prompt_tokens_details"] == {"cached_tokens": 0}
-    for usage in (second, third):
-        assert usage["prompt_tokens"] == 105
-        assert usage["prompt_tokens_details"] == {"cached_tokens": 96}
-    counted = dict(re.findall(r"^diffray:prefix_cache_(\w+)_total{.*} (\S+)", metrics, re.M))
-    # Three requests of two choices each; the very first choice alone found nothing.
-    assert counted == {
-        "queries": str(6.0 * 105),
-        "hits": str(5.0 * 96),
-        "approximate_hits": "0.0",
-    }
-
-
-def test_usage_and_metrics_say_what_is_approximate() -> None:
-    prompt = list(range(60, 125))
-    said = "What is 12 plus 30? " * 8  # more than a page
-    chat = {"max_tokens": 8, "messages": [{"role": "user", "content": said}]}
-    with (
-        serve_model("demo", "demo", first_step_caching="approx") as served,
-        httpx2.Client(base_url=served.url, timeout=60) as http,
-    ):
-
-        def details(**more: object) -> object:
-            made = http.post(COMPLETE, json={"prompt": prompt, "max_tokens": 8, **more}).json()
-            return made["usage"]["prompt_tokens_details"]
-
-        assert details() == {"cached_tokens": 0}
-        assert details(temperature=1) == {"cached_tokens": 65}, "this is exact"
-        assert details(max_tokens=9) == {"cached_tokens": 64, "approximate": True}
-        metrics = http.get("/metrics").text
-        messages = {**chat, "model": "demo"}
-        exact = http.post("/v1/messages", json=messages).json()["usage"]
-        found = http.post("/v1/messages", json=messages | {"max_tokens": 9}).json()["usage"]
-        answer = {"input": chat["messages"], "max_output_tokens": 10}
-        response = http.post("/v1/responses", json=answer).json()["usage"]
-    assert "approximate" not in exact
-    assert found["approximate"] is response["input_tokens_details"]["approximate"] is True
-    counted = dict(re.findall(r"^diffray:prefix_cache_(\w+)_total{.*} (\S+)", metrics, re.M))
-    assert counted == {"queries": "195.0", "hits": "129.0", "approximate_hits": "64.0"}
 
 
 UNPRINTABLE = [b"Bearer", b"bearer\tkey", b"Bearer k\xe9y", b"B" * 9000]
@@ -483,76 +356,48 @@ def test_browsers_are_let_in_only_on_request(tiny: Served, http: httpx2.Client) 
 
 
 def test_bodies_have_a_limit(tiny: Served) -> None:
-    def pieces() -> Iterator[bytes]:
-        for _ in range(20):
-            yield b" " * 100
-
+    largest = json.dumps(ABC).encode().ljust(1000)
     with serve(tiny.service, ApiSettings(max_body_bytes=1000)) as url:
-        announced = httpx2.post(url + COMPLETE, json=ABC | {"prompt": "x" * 1000})
-        assert refusal(announced, 413)["code"] == "request_too_large"
-        refusal(httpx2.post(url + COMPLETE, content=pieces(), headers=JSON), 413)
-        largest = json.dumps(ABC).encode().ljust(1000)
+        answer = httpx2.post(url + COMPLETE, content=largest + b" ", headers=JSON)
+        assert refusal(answer, 413)["code"] == "request_too_large"
         assert httpx2.post(url + COMPLETE, content=largest, headers=JSON).status_code == 200
 
 
 @pytest.mark.slow
 def test_a_full_queue_is_429(http: httpx2.Client) -> None:
     """Two run, one waits, five arrive; refused requests count as no traffic."""
-
-    def counted(name: str) -> float:
-        found = re.findall(rf"^diffray:{name}{{.*}} (.*)", http.get("/metrics").text, re.M)
-        return sum(map(float, found))
-
     names = "prompt_tokens_total request_aborted_total request_params_n_count".split()
     names += ["request_prompt_tokens_sum", "prefix_cache_queries_total"]
-    until(lambda: idle(http))
-    before = [counted(name) for name in names]
-    answers: list[httpx2.Response] = []
 
-    def ask() -> None:
-        answers.append(http.post(COMPLETE, json=LONG))
+    def counted() -> list[float]:
+        text = http.get("/metrics").text
+        found = [re.findall(rf"^diffray:{name}{{.*}} (.*)", text, re.M) for name in names]
+        return [sum(map(float, values)) for values in found]
 
-    threads = [threading.Thread(target=ask) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    before = counted()
+    with ThreadPoolExecutor(5) as clients:
+        answers = list(clients.map(lambda _: http.post(COMPLETE, json=LONG), range(5)))
     refused = [answer for answer in answers if answer.status_code != 200]
     assert len(refused) == 2
     for answer in refused:
         assert refusal(answer, 429)["code"] == "rate_limit_exceeded"
         assert int(answer.headers["retry-after"]) >= 1
     prompt = 3 * len("abc")
-    grown = [counted(name) - value for name, value in zip(names, before, strict=True)]
+    grown = [now - then for now, then in zip(counted(), before, strict=True)]
     assert grown == [prompt, 0, 3, prompt, prompt]
     whole = http.post(COMPLETE, json=ABC | {"n": 9})  # more than the queue holds, one by one
     assert len(whole.json()["choices"]) == 9
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_hanging_up_frees_the_pages(http: httpx2.Client, stream: bool) -> None:
-    def aborted() -> float:
-        (line,) = re.findall(r"request_aborted_total{.*} (.*)", http.get("/metrics").text)
-        return float(line)
-
-    until(lambda: idle(http))
-    before = aborted()
-    body = json.dumps(LONG | {"n": 2, "stream": stream, "max_tokens": 180})
-    head = f"POST {COMPLETE} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection((http.base_url.host, http.base_url.port or 0)) as client:
-        client.sendall((head + body).encode())
-        until(lambda: not idle(http))
-    until(lambda: idle(http))
-    assert aborted() == before + 2
-
-
-def test_usage_in_streams(http: httpx2.Client) -> None:
-    body = LONG | {"max_tokens": 30, "temperature": 0, "stream": True}
+def test_streams_are_early_and_tell_their_usage(http: httpx2.Client) -> None:
+    """With a block at a time the first text is there long before the last."""
+    body = LONG | {"max_tokens": 30, "temperature": 0, "stream": True, "return_token_ids": True}
     usage = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, last = events(http.post(COMPLETE, json=body | {"stream_options": usage}))
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts) and counts[-1] == 30
+    sizes = [len(choice.get("token_ids", ())) for chunk in chunks for choice in chunk["choices"]]
+    assert sum(sizes) == 30 and max(sizes) <= 16
     assert last["choices"] == [] and last["usage"] == chunks[-1]["usage"]
     whole = http.post(COMPLETE, json=body | {"stream": False}).json()
     assert whole["usage"] == last["usage"]
@@ -561,36 +406,22 @@ def test_usage_in_streams(http: httpx2.Client) -> None:
     assert {choice["finish_reason"] for choice in plain[-1]["choices"]} == {"length"}
 
 
-def test_streams_are_early(http: httpx2.Client) -> None:
-    """With a block at a time the first text is there long before the last."""
-    chunks = events(http.post(COMPLETE, json=LONG | {"stream": True, "return_token_ids": True}))
-    sizes = [len(choice.get("token_ids", ())) for chunk in chunks for choice in chunk["choices"]]
-    assert sum(sizes) == 96 and max(sizes) <= 16
-
-
 def test_trajectory_and_ids_on_request(tiny: Served, http: httpx2.Client) -> None:
-    body = LONG | {"max_tokens": 24, "temperature": 1, "seed": 4}
-    body |= {"return_trajectory": True, "return_token_ids": True}
-    params = SamplingParams(
-        max_tokens=24,
-        temperature=1,
-        seed=4,
-        ignore_eos=True,
-        logprobs=True,
-        diffusion={"block_length": 8},
-    )
-    (expected,) = tiny.llm.generate("abc", params)
+    asked: dict[str, Any] = LONG | {"max_tokens": 24, "temperature": 1, "seed": 4}
+    params = {name: asked[name] for name in asked if name != "prompt"}
+    (expected,) = tiny.llm.generate("abc", SamplingParams(**params, logprobs=True))
     output = expected.outputs[0]
+    body = asked | {"return_trajectory": True, "return_token_ids": True}
     (choice,) = http.post(COMPLETE, json=body).json()["choices"]
     assert choice["prompt_token_ids"] == expected.prompt_token_ids
-    assert choice["token_ids"] == choice["trajectory"]["token_ids"] == output.token_ids
-    assert choice["trajectory"]["steps"] == output.steps
-    assert choice["trajectory"]["logprobs"] == pytest.approx(output.logprobs)
     assert choice["logprobs"] is None  # a separate option
     chunks = events(http.post(COMPLETE, json=body | {"stream": True}))
-    parts = [c for chunk in chunks for c in chunk["choices"] if "trajectory" in c]
-    assert [t for part in parts for t in part["trajectory"]["token_ids"]] == output.token_ids
-    assert [s for part in parts for s in part["trajectory"]["steps"]] == output.steps
+    parts = [c["trajectory"] for chunk in chunks for c in chunk["choices"] if "trajectory" in c]
+    whole = choice["trajectory"]
+    assert whole["token_ids"] == choice["token_ids"] == output.token_ids
+    assert whole["steps"] == output.steps and whole["logprobs"] == pytest.approx(output.logprobs)
+    for name in ("token_ids", "steps", "logprobs"):
+        assert [each for part in parts for each in part[name]] == whole[name]
 
 
 def test_canvas_on_request(http: httpx2.Client) -> None:
@@ -598,76 +429,17 @@ def test_canvas_on_request(http: httpx2.Client) -> None:
     chunks = events(http.post(COMPLETE, json=body | {"stream_options": {"include_canvas": True}}))
     views = [chunk for chunk in chunks if "diffusion" in chunk]
     assert views and all(view["choices"] == [] for view in views)
-    final: list[int] = []
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            final += choice.get("token_ids", [])
-        if "diffusion" in chunk:
-            canvas = chunk["diffusion"]["canvas"]
-            assert len(canvas) == len(chunk["diffusion"]["tokens"]) == 40
-            assert [text is None for text in chunk["diffusion"]["tokens"]] == [
-                token is None for token in canvas
-            ]
-            assert chunk["diffusion"]["text"].count(MASK) == canvas.count(None)
+    for view in (view["diffusion"] for view in views):
+        canvas, tokens = view["canvas"], view["tokens"]
+        assert len(canvas) == len(tokens) == 40
+        assert [text is None for text in tokens] == [token is None for token in canvas]
+        assert view["text"].count(MASK) == canvas.count(None)
     masks = [view["diffusion"]["canvas"].count(None) for view in views]
     assert masks == sorted(masks, reverse=True) and masks[0] > 0
     forwards = [view["diffusion"]["forwards"] for view in views]
     assert forwards == sorted(set(forwards)) and forwards[0] == 1
     plain = events(http.post(COMPLETE, json=body))
-    assert [t for c in plain for each in c["choices"] for t in each.get("token_ids", [])] == final
-
-
-def test_stop_reasons(tiny: Served, http: httpx2.Client) -> None:
-    (free,) = http.post(COMPLETE, json=LONG | {"temperature": 0, "return_token_ids": True}).json()[
-        "choices"
-    ]
-    body = LONG | {"temperature": 0, "return_token_ids": True}
-    third = free["token_ids"][2]
-    (stopped,) = http.post(COMPLETE, json=body | {"stop_token_ids": [third]}).json()["choices"]
-    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", third)
-    end = free["token_ids"].index(third)
-    assert stopped["token_ids"] == free["token_ids"][: end + 1]
-    biased = body | {"ignore_eos": False, "logit_bias": {str(EOS_ID): 100}}
-    (ended,) = http.post(COMPLETE, json=biased).json()["choices"]
-    assert (ended["finish_reason"], ended["stop_reason"]) == ("stop", None)
-    assert ended["token_ids"] == [EOS_ID] and ended["text"] == ""
-
-
-def test_words_and_ids_that_must_not_be_written(http: httpx2.Client) -> None:
-    body = LONG | {"temperature": 0, "return_token_ids": True, "max_tokens": 40}
-    (free,) = http.post(COMPLETE, json=body).json()["choices"]
-    allowed = sorted(set(free["token_ids"]))[:2]
-    (only,) = http.post(COMPLETE, json=body | {"allowed_token_ids": allowed}).json()["choices"]
-    assert set(only["token_ids"]) <= set(allowed)
-    (without,) = http.post(COMPLETE, json=body | {"bad_words": ["e", "x"]}).json()["choices"]
-    assert not {"e", "x"} & set(without["text"])
-    letters = http.post("/tokenize", json={"prompt": "abcdefghijkl"}).json()["tokens"]
-    body |= {"allowed_token_ids": letters}  # so that a text is spelled in one way
-    text = http.post(COMPLETE, json=body).json()["choices"][0]["text"]
-    words = [text[at : at + 2 + at % 2] for at in range(0, 30, 3)]
-    (without,) = http.post(COMPLETE, json=body | {"bad_words": words}).json()["choices"]
-    assert len(text) == len(without["text"]) == 40
-    assert not any(word in without["text"] for word in words)
-
-
-def test_penalties_change_what_is_written(http: httpx2.Client) -> None:
-    body = LONG | {"temperature": 0, "return_token_ids": True, "max_tokens": 40}
-
-    def kinds(**more: object) -> int:
-        (choice,) = http.post(COMPLETE, json=body | more).json()["choices"]
-        return len(set(choice["token_ids"]))
-
-    free = kinds()
-    for name, most in (
-        ("presence_penalty", 2),
-        ("frequency_penalty", 2),
-        ("repetition_penalty", 9),
-    ):
-        assert kinds(**{name: most}) > free, name
-    drawn = {"temperature": 3, "seed": 1}
-    assert kinds(**drawn, min_p=1) == free < kinds(**drawn)
-    one = {"diffusion": {"block_length": 1}}
-    assert kinds(**one, no_repeat_ngram_size=1) == 40 > kinds(**one)
+    assert [chunk["choices"] for chunk in plain] == [c["choices"] for c in chunks if c["choices"]]
 
 
 @pytest.mark.slow
@@ -692,18 +464,16 @@ def test_an_engine_that_dies_ends_its_streams_with_an_error_and_then_is_503(
         assert http.get("/metrics").status_code == 200
 
 
-@pytest.mark.parametrize(
-    "kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; b=x"]
-)
-def test_other_content_types_are_refused(http: httpx2.Client, kind: str) -> None:
-    """Any page can make a browser send these types to any server without a preflight request."""
-    headers = {"Content-Type": kind} if kind else {}
-    for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
-        error = refusal(http.post(path, content=b'{"prompt": "a"}', headers=headers), 415)
-        assert "Content-Type: application/json" in error["message"]
+# Any page can make a browser send these types to any server without a preflight request.
+OTHER_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; b=x")
 
 
-def test_json_may_say_its_encoding(http: httpx2.Client) -> None:
+def test_other_content_types_are_refused(http: httpx2.Client) -> None:
+    for kind in OTHER_TYPES:
+        headers = {"Content-Type": kind} if kind else {}
+        for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
+            error = refusal(http.post(path, content=b'{"prompt": "a"}', headers=headers), 415)
+            assert "Content-Type: application/json" in error["message"]
     for kind in ("application/json; charset=utf-8", "Application/JSON"):
         answer = http.post(COMPLETE, content=json.dumps(ABC), headers={"Content-Type": kind})
         assert answer.status_code == 200
@@ -713,26 +483,19 @@ def test_json_may_say_its_encoding(http: httpx2.Client) -> None:
     ("path", "body", "param"),
     [
         (COMPLETE, {"prompt": "<|mask|>" * 10**6}, "prompt"),
-        (COMPLETE, {"prompt": ["a" * 10**6] * 7}, "prompt"),
         (COMPLETE, {"prompt": [1] * 3_000_000}, "prompt"),
-        (COMPLETE, {"prompt": [1] * 3_000_000, "echo": True}, "prompt"),
         (COMPLETE, {"prompt": "a", "suffix": "b" * 10**6}, "suffix"),
         (COMPLETE, {"prompt": ["a"] * 1000, "n": 128}, "n"),
-        (COMPLETE, {"prompt": "a", "bad_words": ["a" * 10**6]}, "bad_words"),
-        (COMPLETE, {"prompt": "a", "stop": ["a" * 10**6]}, "stop"),
         (COMPLETE, {"prompt": "a", "allowed_token_ids": ["a"] * 10**6}, "allowed_token_ids"),
         (COMPLETE, {"prompt": "a", "diffusion": {"x" * 10**6: 1}}, None),
         (COMPLETE, {"prompt": "a", "max_tokens": 10**4200}, "max_tokens"),
         (COMPLETE, {"x" * 10**6: 1}, None),
         (CHAT, {"messages": [1] * 3_000_000}, "messages"),
-        (CHAT, {"messages": [{"role": "user", "content": "a"}] * 5000}, "messages"),
-        (CHAT, {"messages": [{"role": "user", "content": "a" * 10**6}]}, "messages"),
         (CHAT, HELLO | {"chat_template_kwargs": {"a": [[[{}]]] * 100_000}}, None),
         ("/tokenize", {"prompt": "a" * 7_000_000}, "prompt"),
         ("/detokenize", {"tokens": [1] * 2_000_000}, "tokens"),
-        ("/detokenize", {"tokens": ["a"] * 1_000_000}, "tokens"),
     ],
-    ids=range(19),
+    ids=range(12),
 )
 def test_megabytes_are_refused_at_once_by_name(
     http: httpx2.Client, path: str, body: dict[str, Any], param: str | None
@@ -744,18 +507,15 @@ def test_megabytes_are_refused_at_once_by_name(
     assert len(error["message"]) <= 650 and len(error["param"] or "") <= 210
 
 
-def test_errors_quote_clients_on_one_line(http: httpx2.Client) -> None:
+def test_odd_names_and_hosts_do_no_harm(http: httpx2.Client) -> None:
+    """Errors quote clients on one line."""
     body = ABC | {"model": "a\nb\u202e\x07"}
     assert refusal(http.post(COMPLETE, json=body), 404)["message"].isprintable()
     for path in ("/nothing%0Ahere", "/v1/models/a%0Ab"):
         assert refusal(http.get(path), 404)["message"].isprintable()
-
-
-@pytest.mark.parametrize("host", ["[", "[::1", "a:b:c", "x" * 500])
-def test_an_invalid_host_changes_nothing(http: httpx2.Client, host: str) -> None:
-    refusal(http.get("/nothing", headers={"Host": host}), 404)
-    refusal(http.get(f"{CHAT}/", headers={"Host": host}), 404)
-    refusal(http.get(CHAT, headers={"Host": host}), 405)
+    for host in ("[", "[::1", "a:b:c", "x" * 500):
+        for path, status in (("/nothing", 404), (f"{CHAT}/", 404), (CHAT, 405)):
+            refusal(http.get(path, headers={"Host": host}), status)
 
 
 def test_every_answer_restricts_browsers(http: httpx2.Client) -> None:
@@ -768,13 +528,11 @@ def test_every_answer_restricts_browsers(http: httpx2.Client) -> None:
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_docs_can_be_left_out(tiny: Served) -> None:
-    with serve(tiny.service, ApiSettings(docs=False)) as url:
-        assert {httpx2.get(url + path).status_code for path in ("/docs", "/openapi.json")} == {404}
-
-
 def test_logs_hold_no_prompts_texts_and_keys(
-    tiny: Served, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    tiny: Served,
+    breaking_url: str,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Answers, refusals, and a stream that fails; at INFO and below, of all loggers."""
     secret, key = "xylophone-secret", "key-of-somebody"
@@ -796,19 +554,8 @@ def test_logs_hold_no_prompts_texts_and_keys(
             httpx2.post(url + COMPLETE, json=body, headers={"Authorization": f"Bearer {key}x"})
         httpx2.post(url + CHAT, json={"messages": [{"role": secret}]}, headers=headers)
         httpx2.post(url + COMPLETE, content=secret, headers=headers | JSON)
-        whole, calls = tiny.service.tokenizer, count()
-
-        def decode(*given: Any) -> str:
-            assert whole is not None and next(calls) < 3, "an answer fails half way"
-            return whole.decode(*given)
-
-        tiny.service.tokenizer = SimpleNamespace(decode=decode)  # type: ignore[assignment]
-        try:
-            body = LONG | {"prompt": secret, "stream": True}
-            broken = httpx2.post(url + COMPLETE, json=body, headers=headers)
-            assert '"text":' in broken.text and '"internal_error"' in broken.text
-        finally:
-            tiny.service.tokenizer = whole
+        broken = httpx2.post(breaking_url + COMPLETE, json={"prompt": secret, "stream": True})
+        assert '"text":"a"' in broken.text and '"internal_error"' in broken.text
     ours = [
         record for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))
     ]

@@ -57,36 +57,26 @@ def same(one: Any, other: Any) -> None:
 
 
 def test_an_answer_is_the_chats(client: OpenAI) -> None:
-    chat = client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=64)
-    made = client.responses.create(
-        model="demo", input=QUESTION, max_output_tokens=64, metadata={"a": "b"}, store=True
-    )
+    system: Any = {"role": "system", "content": "Be brief."}
+    shared: Any = {"model": "demo", "temperature": 0.9, "top_p": 0.8}
+    shared["extra_body"] = {"seed": 3, **SMALL_BLOCKS}
+    chat = client.chat.completions.create(messages=[system, *MESSAGES], max_tokens=64, **shared)
+    told: Any = {"instructions": "Be brief.", "metadata": {"a": "b"}, "store": True}
+    made = client.responses.create(input=QUESTION, max_output_tokens=64, **told, **shared)
     assert made.output_text == chat.choices[0].message.content
     assert (made.status, made.error, made.incomplete_details) == ("completed", None, None)
     (item,) = made.output
     assert item.type == "message" and item.status == "completed"
     assert made.id.startswith("resp_")
+    assert (made.temperature, made.top_p, made.instructions) == (0.9, 0.8, "Be brief.")
     assert made.metadata == {"a": "b"} and made.model == "demo"
     assert made.model_extra is not None and made.model_extra["store"] is False
     assert chat.model_extra is not None
     assert made.model_extra["diffusion"] == chat.model_extra["diffusion"]
     assert chat.usage is not None and made.usage is not None
-    assert made.usage.input_tokens == chat.usage.prompt_tokens
-    assert made.usage.output_tokens == chat.usage.completion_tokens
-    assert made.usage.total_tokens == chat.usage.total_tokens
-
-
-def test_instructions_and_sampling_reach_the_chat(client: OpenAI) -> None:
-    system: Any = {"role": "system", "content": "Be brief."}
-    shared: Any = {"temperature": 0.9, "top_p": 0.8, "extra_body": {"seed": 3, **SMALL_BLOCKS}}
-    chat = client.chat.completions.create(
-        model="demo", messages=[system, *MESSAGES], max_tokens=64, **shared
-    )
-    made = client.responses.create(
-        model="demo", instructions="Be brief.", input=MESSAGES, max_output_tokens=64, **shared
-    )
-    assert made.output_text == chat.choices[0].message.content
-    assert (made.temperature, made.top_p, made.instructions) == (0.9, 0.8, "Be brief.")
+    used = chat.usage.prompt_tokens, chat.usage.completion_tokens, chat.usage.total_tokens
+    told = made.usage
+    assert (told.input_tokens, told.output_tokens, told.total_tokens) == used
 
 
 def test_the_events_of_a_text(client: OpenAI) -> None:

@@ -12,17 +12,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx2
 import pytest
 
+from diffray import SamplingParams
 from diffray.cluster.api import meter
+from diffray.cluster.api.anthropic import Messages
 from diffray.cluster.api.bodies import ChatBody, CompletionBody, parse
 from diffray.cluster.api.defaults import GenerationDefaults, read_generation_defaults
-from diffray.cluster.api.errors import ApiError
-from diffray.cluster.api.http_app import build_api
+from diffray.cluster.api.dialects import answer_whole
+from diffray.cluster.api.errors import ApiError, Json
 from diffray.cluster.api.params_builder import ParamsBuilder
+from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
-from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient
 from diffray.components.config import InvalidField
@@ -30,6 +31,7 @@ from diffray.components.policy import DiffusionParams
 from diffray.kernels.noise import derived_seed
 from diffray.workers.admission import CheckedRequest
 from diffray.workers.bad_words import bad_tokens
+from diffray.workers.limits import Limits
 from diffray.workers.messages import Update
 from tests.helpers.byte_tokenizer import TOKENIZER
 from tests.helpers.recorder import LIMITS, Recorder
@@ -64,34 +66,45 @@ def test_answers_are_plain_objects() -> None:
 
 def test_a_request_overrides_the_server_and_the_server_the_checkpoint() -> None:
     server = GenerationDefaults(temperature=0.3, max_tokens=40)
-    checkpoint = GenerationDefaults(temperature=0.9, top_p=0.8)
+    checkpoint = GenerationDefaults(temperature=0.9, top_p=0.8, repetition_penalty=1.2)
     engine = Recorder()
     serving = service(engine, defaults=server.over(checkpoint))
 
     async def ask() -> None:
         await serving.complete(IDS)
         await serving.complete(IDS | {"temperature": 0, "top_p": 1.0, "max_tokens": 7})
+        await serving.complete(IDS | {"repetition_penalty": 1.0})
         await service(engine).complete(IDS)
         await service(engine).chat(HELLO)
 
     asyncio.run(ask())
-    found = [
-        (request.params.temperature, request.params.top_p, request.params.max_tokens)
-        for request, _, _ in engine.requests
+    params = [request.params for request, _, _ in engine.requests]
+    found = [(p.temperature, p.top_p, p.repetition_penalty, p.max_tokens) for p in params]
+    room = LIMITS.context - len(TOKENIZER.encode_chat(HELLO["messages"]))
+    assert found == [
+        (0.3, 0.8, 1.2, 40),
+        (0.0, 1.0, 1.2, 7),
+        (0.3, 0.8, 1.0, 40),
+        (0.0, 1.0, 1.0, 16),
+        (0.0, 1.0, 1.0, min(512, room)),
     ]
-    chat_len = len(TOKENIZER.encode_chat(HELLO["messages"]))
-    assert found[:3] == [(0.3, 0.8, 40), (0.0, 1.0, 7), (0.0, 1.0, 16)]
-    assert found[3] == (0.0, 1.0, min(512, LIMITS.context - chat_len))
 
 
-def test_the_policies_of_request_and_server_are_merged() -> None:
+def test_every_way_of_sampling_reaches_the_engine() -> None:
+    """What a request leaves out of its policy is the server's."""
+    asked: dict[str, Any] = {"n": 1, "max_tokens": 9, "min_tokens": 2, "temperature": 0.5}
+    asked |= {"top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 4, "stop": ["xyz"]}
+    asked |= {"presence_penalty": 1.0, "frequency_penalty": -1.0, "repetition_penalty": 1.5}
+    asked |= {"no_repeat_ngram_size": 3, "stop_token_ids": [5], "logit_bias": {"5": -3}}
+    asked |= {"allowed_token_ids": [5, 6], "include_stop_str_in_output": True, "ignore_eos": True}
+    asked |= {"skip_special_tokens": False, "diffusion": {"cache": {"kind": "none"}}}
+    server = {"block_length": 1, "cfg_scale": 0.5}
     engine = Recorder()
-    default = DiffusionParams(block_length=8, cfg_scale=0.5)
-    asked = IDS | {"diffusion": {"cache": {"kind": "none"}}}
-    asyncio.run(service(engine, diffusion=default).complete(asked))
-    policy = engine.requests[0][0].params.diffusion
-    assert (policy.block_length, policy.cfg_scale) == (8, 0.5)
-    assert policy.cache is not None and policy.cache.kind == "none"
+    default = DiffusionParams.model_validate(server)
+    asyncio.run(service(engine, diffusion=default).complete(IDS | asked | {"cache_salt": "mine"}))
+    request = engine.requests[0][0]
+    expected = SamplingParams.model_validate(asked | {"diffusion": server | asked["diffusion"]})
+    assert (request.params, request.cache_salt) == (expected, "mine")
 
 
 def test_a_priority_needs_a_server_that_allows_it() -> None:
@@ -122,6 +135,30 @@ def test_choices_have_seeds_of_their_own() -> None:
 def test_a_missed_deadline_is_504() -> None:
     error = refused(service(Recorder(), deadline=0.5).complete(IDS))
     assert (error.status, error.code) == (504, "deadline_exceeded")
+
+
+def test_usage_and_metrics_say_what_is_approximate() -> None:
+    class Approximating(Recorder):
+        async def submit(self, *given: Any, **more: Any) -> AsyncGenerator[Update, None]:
+            async for update in super().submit(*given, **more):
+                update.cached_tokens, update.approximate = 2, True
+                yield update
+
+    serving = service(Approximating())
+    asked = Messages(HELLO | {"max_tokens": 9}), Responses({"input": "hello"})
+
+    async def usages() -> list[Json]:
+        whole = [await answer_whole(serving, each) for each in asked]
+        return [made["usage"] for made in (await serving.complete(IDS), *whole)]
+
+    own, messages, responses = asyncio.run(usages())
+    assert own["prompt_tokens_details"] == {"cached_tokens": 2, "approximate": True}
+    assert messages["approximate"] is responses["input_tokens_details"]["approximate"] is True
+    text = asyncio.run(serving.prometheus()).decode()
+    counted = dict(re.findall(r"^diffray:prefix_cache_(\w+)_total{.*} (\S+)", text, re.M))
+    chat = len(TOKENIZER.encode_chat(HELLO["messages"]))
+    queries = f"{len(IDS['prompt']) + 2 * chat}.0"
+    assert counted == {"queries": queries, "hits": "6.0", "approximate_hits": "6.0"}
 
 
 def test_metrics_divide_the_time_of_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +199,7 @@ def test_leaving_a_stream_cancels_its_requests() -> None:
 
     class Endless(Recorder):
         async def submit(
-            self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
+            self, request: CheckedRequest, **options: Any
         ) -> AsyncGenerator[Update, None]:
             try:
                 while True:
@@ -188,9 +225,8 @@ def test_leaving_a_stream_cancels_its_requests() -> None:
 def test_bad_words_are_tokens_with_and_without_a_space() -> None:
     # A byte is a token; after a space it is the same, so that needs no other.
     (x, y), (space,) = TOKENIZER.encode("xy"), TOKENIZER.encode(" ")
-    assert bad_tokens(["x", " ", "xy", "x"], TOKENIZER) == ((x, space), ((x, y),))
     engine = Recorder()
-    asyncio.run(service(engine).complete(IDS | {"bad_words": ["x", " ", "xy"]}))
+    asyncio.run(service(engine).complete(IDS | {"bad_words": ["x", " ", "xy", "x"]}))
     params = engine.requests[0][0].params
     assert (params.bad_token_ids, params.bad_token_sequences) == ((x, space), ((x, y),))
     assert not params.bad_words
@@ -210,52 +246,48 @@ def test_a_word_after_a_space_may_be_other_tokens() -> None:
         bad_tokens(["!"], tokenizer)
 
 
+def builder(limits: Limits = LIMITS, **defaults: Any) -> ParamsBuilder:
+    return ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults(**defaults))
+
+
 @pytest.mark.parametrize(("block_causal", "room"), [(False, 100), (True, 96)])
 def test_a_chat_gets_what_is_left_of_the_context(block_causal: bool, room: int) -> None:
     """A block-causal canvas consists of whole blocks."""
     spec = replace(LIMITS.spec, block_causal=block_causal)
-    limits = replace(LIMITS, spec=spec, context=100)
-    builder = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
+    made = builder(replace(LIMITS, spec=spec, context=100))
     body = parse(ChatBody, HELLO)
-    assert builder.params(body, 30).max_tokens == room - 30
-    with pytest.raises(ApiError, match=f"{room} tokens. However, you requested {room + 1} tokens"):
-        builder.params(body, room)
+    assert made.params(body, 30).max_tokens == room - 30
+    told = f"{room} tokens. However, you requested {room + 1} tokens"
+    with pytest.raises(ApiError, match=told) as error:
+        made.params(body, room)
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "messages")
 
 
 def test_a_default_length_fits_the_context() -> None:
-    limits = replace(LIMITS, context=100)
-    builder = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults(max_tokens=90))
-    chat, text = parse(ChatBody, HELLO), parse(CompletionBody, IDS)
-    assert [builder.params(body, 5).max_tokens for body in (chat, text)] == [90, 90]
-    assert [builder.params(body, 30).max_tokens for body in (chat, text)] == [70, 70]
-    with pytest.raises(ApiError, match="you requested 101 tokens"):
-        builder.params(chat, 100)
+    made = builder(replace(LIMITS, context=100), max_tokens=90)
+    for body in (parse(ChatBody, HELLO), parse(CompletionBody, IDS)):
+        assert [made.params(body, taken).max_tokens for taken in (5, 30)] == [90, 70]
 
 
 def test_guidance_halves_the_pages() -> None:
-    limits = replace(LIMITS, num_pages=10, page_size=8)
-    builder = ParamsBuilder(limits, TOKENIZER, DiffusionParams(), GenerationDefaults())
+    made = builder(replace(LIMITS, num_pages=10, page_size=8))
     plain, guided = (DiffusionParams(cfg_scale=scale) for scale in (0, 1))
-    assert (builder.context(plain), builder.context(guided)) == (80, 40)
+    assert (made.context(plain), made.context(guided)) == (80, 40)
 
 
 def test_generation_config_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert read_generation_defaults(tmp_path) == GenerationDefaults()
     file = tmp_path / "generation_config.json"
-    file.write_text('{"temperature": 0.7, "top_k": 50, "max_new_tokens": 99, "eos_token_id": 5}')
-    assert read_generation_defaults(tmp_path) == GenerationDefaults(
-        temperature=0.7, top_k=50, max_tokens=99
-    )
-    file.write_text('{"repetition_penalty": 1.2, "min_p": 0.1, "top_p": null}')
-    defaults = read_generation_defaults(tmp_path)
-    assert defaults == GenerationDefaults(repetition_penalty=1.2, min_p=0.1)
-    builder = ParamsBuilder(LIMITS, TOKENIZER, DiffusionParams(), defaults)
-    own = parse(CompletionBody, IDS | {"min_p": 0.0, "frequency_penalty": 0.5})
-    params = builder.params(own, 3)
-    assert (params.repetition_penalty, params.min_p, params.frequency_penalty) == (1.2, 0.0, 0.5)
-    file.write_text('{"do_sample": false, "temperature": 0.7, "no_repeat_ngram_size": 3}')
-    with caplog.at_level(logging.WARNING):
-        assert read_generation_defaults(tmp_path) == GenerationDefaults(temperature=0.0)
+    greedy = '{"do_sample": false, "temperature": 0.7, "no_repeat_ngram_size": 3}'
+    for text, expected in (
+        ('{"temperature": 0.7, "max_new_tokens": 99, "eos_token_id": 5}', (0.7, None, 99)),
+        ('{"top_k": 50, "top_p": null}', (None, 50, None)),
+        (greedy, (0.0, None, None)),
+    ):
+        file.write_text(text)
+        with caplog.at_level(logging.WARNING):
+            found = read_generation_defaults(tmp_path)
+        assert (found.temperature, found.top_k, found.max_tokens) == expected
     assert "no_repeat_ngram_size is not supported" in caplog.text
     for name in ("temperature", "max_new_tokens"):
         file.write_text(json.dumps({name: -1}))
@@ -294,47 +326,16 @@ def test_tokens_of_partial_characters_have_bytes() -> None:
     assert bytes(byte for _, each in spelled for byte in each).decode() == "a\u20ac"
 
 
-def test_the_app_and_its_open_paths_below_a_prefix() -> None:
-    serving = service(Recorder())
-    app = build_api(lambda: serving, ApiSettings(api_keys=("key",)))
-
-    async def ask() -> list[int]:
-        transport = httpx2.ASGITransport(app, root_path="/some/where")
-        async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
-            paths = ("health", "v1/models", "version/", "load")
-            answers = [await client.get(f"/some/where/{path}") for path in paths]
-            key = {"Authorization": "Bearer key"}
-            answers.append(await client.get("/some/where/load", headers=key))
-            assert answers[-1].json()["server_load"] == 3
-            return [answer.status_code for answer in answers]
-
-    assert asyncio.run(ask()) == [200, 401, 401, 401, 200]
-
-
 def test_the_end_token_is_a_stop_reason_only_on_request() -> None:
     class Ending(Recorder):
         async def submit(
-            self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
+            self, request: CheckedRequest, **options: Any
         ) -> AsyncGenerator[Update, None]:
             yield Update(request.uid, [EOS], [0], [0.0], "stop", EOS, 1)
 
     for asked, reason in (({}, None), ({"stop_token_ids": [EOS]}, EOS)):
         (choice,) = asyncio.run(service(Ending()).complete(IDS | asked))["choices"]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason)
-
-
-class Eager(Recorder):
-    """An engine that sends more than is read."""
-
-    sent = 0
-
-    async def submit(
-        self, request: CheckedRequest, *, priority: int = 0, deadline: float | None = None
-    ) -> AsyncGenerator[Update, None]:
-        for number in range(100_000):
-            self.sent += 1
-            yield Update(request.uid, [number % 256], [number], [-0.5], None, forwards=number)
-            await asyncio.sleep(0)
 
 
 MANY_IDS = list(range(256)) * 256
@@ -373,8 +374,7 @@ def test_no_request_holds_the_loop_for_long(name: str) -> None:
                 update.top_logprobs = [[(1, -0.5)] * 20]
                 yield update
 
-    asked = json.loads(json.dumps(GREEDY[name]))
-    assert asyncio.run(longest_hold(service(Ranked()).complete(asked))) < 2
+    assert asyncio.run(longest_hold(service(Ranked()).complete(GREEDY[name]))) < 2
 
 
 def test_more_log_probabilities_than_one_answer_can_hold_are_refused() -> None:
@@ -383,21 +383,31 @@ def test_more_log_probabilities_than_one_answer_can_hold_are_refused() -> None:
 
 
 def test_a_slow_reader_holds_back_several_choices() -> None:
+    sent = 0
+
+    class Eager(Recorder):
+        async def submit(
+            self, request: CheckedRequest, **options: Any
+        ) -> AsyncGenerator[Update, None]:
+            nonlocal sent
+            for number in range(100_000):
+                sent += 1
+                yield Update(request.uid, [number % 256], [number], [-0.5], None, forwards=number)
+                await asyncio.sleep(0)
+
     async def run() -> None:
-        engine = Eager()
         body = IDS | {"n": 2, "stream": True, "max_tokens": 200}
-        async with aclosing(service(engine).stream_completion(body)) as chunks:
+        async with aclosing(service(Eager()).stream_completion(body)) as chunks:
             await anext(chunks)
             for _ in range(1000):
                 await asyncio.sleep(0)
-        assert engine.sent < 100
 
     asyncio.run(run())
+    assert sent < 100
 
 
 def test_an_invalid_prompt_has_the_endpoint_s_name() -> None:
     few = replace(LIMITS, spec=replace(LIMITS.spec, vocab_size=5))  # no letter is among the ids
     serving = service(Recorder(few))
-    assert refused(service(Recorder()).complete({"prompt": ""})).param == "prompt"
     assert refused(serving.complete({"prompt": "abc"})).param == "prompt"
     assert refused(serving.chat(HELLO)).param == "messages"

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -36,24 +36,20 @@ NESTED = 'root ::= "(" root ")" root | [a-z]+'
 DEEP: Any = {"type": "string"}
 for _ in range(2000):
     DEEP = {"type": "array", "items": DEEP}
-DOUBLED = {f"T{n}": {"anyOf": [{"$ref": f"#/$defs/T{n + 1}"}] * 2} for n in range(40)}
+DEEP_TEXT = '{"items":' * 2000 + "{}" + "}" * 2000
+DOUBLED: dict[str, Any] = {"T40": {"type": "null"}}
+DOUBLED |= {f"T{n}": {"anyOf": [{"$ref": f"#/$defs/T{n + 1}"}] * 2} for n in range(40)}
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "exponential states": ({"guided_regex": "(a|b)*a(a|b){23}"}, "took more than"),
-    "states of a pattern": (
+    "of a pattern": (
         {"guided_json": {"type": "string", "pattern": "(a|b)*a(a|b){24}"}},
         "took more than",
     ),
     "nested repetitions": ({"guided_regex": "((a{1,99}){1,99}){1,99}"}, "took more than|too large"),
     "nested groups": ({"guided_regex": "(" * 2000 + "a" + ")" * 2000}, "nest|recursion"),
     "deep recursion": ({"guided_json": DEEP}, "at most 100 nested"),
-    "deep text": (
-        {"guided_json": '{"items":' * 2000 + "{}" + "}" * 2000},
-        "at most 100 nested|JSON",
-    ),
-    "doubled references": (
-        {"guided_json": {"$ref": "#/$defs/T0", "$defs": DOUBLED | {"T40": {"type": "null"}}}},
-        "took more than",
-    ),
+    "deep text": ({"guided_json": DEEP_TEXT}, "at most 100 nested|JSON"),
+    "doubled references": ({"guided_json": {"$ref": "#/$defs/T0", "$defs": DOUBLED}}, "took more"),
 }
 
 
@@ -71,109 +67,81 @@ async def refused(service: Service, asked: dict[str, Any]) -> ApiError:
 
 
 def test_every_way_to_ask_is_honoured(demo: Service) -> None:
+    """Whole, and in a stream."""
+    regex, choice = "[0-9]{3}-[0-9]{4}", ["never", "always"]
+
+    def is_person(text: str) -> bool:
+        made = json.loads(text)
+        return len(made) == 2 and isinstance(made["name"], str) and isinstance(made["age"], int)
+
+    ways: list[tuple[dict[str, Any], Callable[[str], object]]] = [
+        ({"response_format": SCHEMA}, is_person),
+        ({"response_format": {"type": "json_object", "schema": PERSON}}, is_person),
+        ({"structured_outputs": {"json": PERSON}}, is_person),
+        ({"guided_json": json.dumps(PERSON)}, is_person),
+        ({"response_format": {"type": "json_object"}}, lambda text: json.loads(text).items()),
+        ({"structured_outputs": {"regex": regex}}, re.compile(regex).fullmatch),
+        ({"guided_regex": regex}, re.compile(regex).fullmatch),
+        ({"guided_choice": choice, "response_format": {"type": "text"}}, choice.__contains__),
+        ({"structured_outputs": {"choice": choice}}, choice.__contains__),
+    ]
+
     async def ask() -> None:
-        schemas: list[dict[str, Any]] = [
-            {"response_format": SCHEMA},
-            {"response_format": {"type": "json_object", "schema": PERSON}},
-            {"structured_outputs": {"json": PERSON}},
-            {"guided_json": json.dumps(PERSON)},
-        ]
-        for asked in schemas:
-            made = json.loads(await said(demo, asked))
-            assert isinstance(made["name"], str) and isinstance(made["age"], int)
-            assert len(made) == 2
-        made = json.loads(await said(demo, {"response_format": {"type": "json_object"}}))
-        assert isinstance(made, dict)
-        regex = "[0-9]{3}-[0-9]{4}"
-        for expression in ({"structured_outputs": {"regex": regex}}, {"guided_regex": regex}):
-            assert re.fullmatch(regex, await said(demo, expression))
-        for name in ("guided_choice", "structured_outputs"):
-            choice: Any = ["never", "always"]
-            both = {"response_format": {"type": "text"}}
-            value = choice if name == "guided_choice" else {"choice": choice}
-            assert await said(demo, both | {name: value}) in choice
+        for asked, fits in ways:
+            assert fits(await said(demo, asked)), asked
+        asked = {"response_format": SCHEMA, "diffusion": {"block_length": 8}}
+        chunks = [chunk async for chunk in demo.stream_chat(CHAT | asked | {"stream": True})]
+        parts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+        assert "".join(parts) == await said(demo, asked)
 
     asyncio.run(ask())
 
 
-def test_a_nested_grammar_is_labelled(demo: Service) -> None:
+def test_a_nested_grammar_is_labelled_in_every_api(demo: Service) -> None:
+    nested = {"structured_outputs": {"grammar": NESTED}}
+    dialects: tuple[tuple[type[Responses | Messages], dict[str, Any], str], ...] = (
+        (Responses, {"input": "Nest.", "max_output_tokens": 60}, "response.completed"),
+        (Messages, CHAT, "message_delta"),
+    )
+
     async def ask() -> None:
-        for asked in ({"guided_grammar": NESTED}, {"structured_outputs": {"grammar": NESTED}}):
-            made = await demo.chat(CHAT | asked | {"temperature": 1, "seed": 3})
-            (choice,) = made["choices"]
+        for asked in ({"guided_grammar": NESTED}, nested):
+            asked = CHAT | asked | {"temperature": 1, "seed": 3}
+            (choice,) = (await demo.chat(asked))["choices"]
             assert choice["finish_reason"] == "stop"
             text, inner = choice["message"]["content"], None
             while text != inner:
                 text, inner = re.sub(r"\(([a-z]+)\)([a-z]+)", r"\2", text), text
             assert re.fullmatch("[a-z]+", text), choice
-            assert not choice["structured_outputs"]["exact"]
-            assert choice["structured_outputs"]["depth"] > 2
-            chunks = [chunk async for chunk in demo.stream_chat(CHAT | asked | {"stream": True})]
-            label = chunks[-1]["choices"][0]["structured_outputs"]
-            assert label == choice["structured_outputs"]
+            label = choice["structured_outputs"]
+            assert not label["exact"] and label["depth"] > 2
+            *_, last = [chunk async for chunk in demo.stream_chat(asked | {"stream": True})]
+            assert last["choices"][0]["structured_outputs"] == label
         exact = {"guided_grammar": 'root ::= "a" root | "b"'}
         (choice,) = (await demo.chat(CHAT | exact))["choices"]
         assert re.fullmatch("a*b", choice["message"]["content"])
         assert "structured_outputs" not in choice
-
-    asyncio.run(ask())
-
-
-@pytest.mark.parametrize(
-    ("dialect", "asked", "ending"),
-    [
-        (Responses, {"input": "Nest.", "max_output_tokens": 60}, "response.completed"),
-        (Messages, CHAT, "message_delta"),
-    ],
-)
-def test_the_label_stands_in_every_api(
-    demo: Service, dialect: type[Responses | Messages], asked: dict[str, Any], ending: str
-) -> None:
-    body = asked | {"structured_outputs": {"grammar": NESTED}}
-
-    async def ask() -> None:
-        whole = await answer_whole(demo, dialect(body))
-        assert whole["structured_outputs"]["depth"] > 2
-        made = dialect(body | {"stream": True})
-        events = [event async for event in answer_stream(demo, made)]
-        last = next(event for event in events if event["type"] == ending)
-        assert last.get("response", last)["structured_outputs"] == whole["structured_outputs"]
-
-    asyncio.run(ask())
-
-
-def test_a_stream_gives_the_same(demo: Service) -> None:
-    async def ask() -> None:
-        asked = {"response_format": SCHEMA, "diffusion": {"block_length": 8}}
-        parts = [
-            chunk["choices"][0]["delta"].get("content", "")
-            async for chunk in demo.stream_chat(CHAT | asked | {"stream": True})
-        ]
-        assert "".join(parts) == await said(demo, asked)
+        for dialect, body, ending in dialects:
+            whole = await answer_whole(demo, dialect(body | nested))
+            assert whole["structured_outputs"]["depth"] > 2
+            stream = answer_stream(demo, dialect(body | nested | {"stream": True}))
+            (end,) = [event async for event in stream if event["type"] == ending]
+            assert end.get("response", end)["structured_outputs"] == whole["structured_outputs"]
 
     asyncio.run(ask())
 
 
 def test_a_pinned_canvas_tells_how_probable_each_field_is(demo: Service) -> None:
     text = "Give job and age as JSON: Tom, 53, is a driver from Tokyo."
-    schema = {
-        "type": "object",
-        "properties": {
-            "job": {"enum": ["nurse", "driver", "pilot"]},
-            "age": {"type": "integer", "minimum": 18, "maximum": 99},
-        },
-    }
-    asked = {
-        "messages": [{"role": "user", "content": text}],
-        "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
-        "diffusion": PINNED,
-    }
+    age = {"type": "integer", "minimum": 18, "maximum": 99}
+    properties = {"job": {"enum": ["nurse", "driver", "pilot"]}, "age": age}
+    asked = {"messages": [{"role": "user", "content": text}], "diffusion": PINNED}
+    asked["guided_json"] = {"type": "object", "properties": properties}
 
     async def ask() -> None:
         made = await demo.chat(asked | {"logprobs": True})
         (choice,) = made["choices"]
         assert choice["message"]["content"] == '{"job":"driver","age":53}'
-        assert choice["finish_reason"] == "stop"
         assert made["diffusion"]["forwards"] <= 3
         assert made["usage"]["completion_tokens"] == len(choice["logprobs"]["content"])
         fields = choice["fields"]
@@ -228,15 +196,15 @@ def test_hostile_schemas_are_refused_soon_and_others_answered_beside_them(
     demo: Service,
 ) -> None:
     """Several compile at once, each for 2 s of a core at most; a busy machine takes longer."""
-    began: list[float] = []
-
-    async def seconds(work: Awaitable[Any]) -> tuple[float, Any]:
-        found = await work
-        return time.monotonic() - began[0], found
 
     async def ask() -> None:
         assert await said(demo, {"guided_choice": ["before"]}) == "before"
-        began.append(time.monotonic())
+        begin = time.monotonic()
+
+        async def seconds(work: Awaitable[Any]) -> tuple[float, Any]:
+            found = await work
+            return time.monotonic() - begin, found
+
         hostile = [refused(demo, asked) for asked, _ in HOSTILE.values()]
         twice = refused(demo, HOSTILE["exponential states"][0])
         benign = [said(demo, {"guided_choice": [f"beside {n}"]}) for n in range(3)]
@@ -246,9 +214,8 @@ def test_hostile_schemas_are_refused_soon_and_others_answered_beside_them(
             assert re.search(words, error.message), (name, error.message)
             assert taken < limit, name
         assert found[-4][1].message == found[0][1].message
-        for number, (taken, answer) in enumerate(found[-3:]):
-            assert answer == f"beside {number}"
-            assert taken < limit / 2
+        assert [answer for _, answer in found[-3:]] == [f"beside {n}" for n in range(3)]
+        assert all(taken < limit / 2 for taken, _ in found[-3:])
         assert await said(demo, {"guided_choice": ["after"]}) == "after"
 
     asyncio.run(ask())

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -76,43 +77,37 @@ def test_a_template_s_own_errors_are_passed_on(templates: Templates) -> None:
 # Over a service, and equal to what transformers makes of them.
 CALL: dict[str, Any] = {"name": "add", "arguments": '{"a": 1}'}
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "add"}}]
+CALLING = {"role": "assistant", "content": None}
 HISTORY: list[dict[str, Any]] = [
     {"role": "user", "content": "1?"},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"type": "function", "id": "c", "function": CALL}],
-    },
+    CALLING | {"tool_calls": [{"type": "function", "id": "c", "function": CALL}]},
     {"role": "tool", "content": "2", "tool_call_id": "c"},
 ]
 
 
-def service(template: str) -> Service:
+@contextmanager
+def service(template: str) -> Iterator[Service]:
     tokenizer = byte_tokenizer()
     tokenizer.fast.chat_template = template
-    return Service(Recorder(), tokenizer, ["some"])
+    with closing(Service(Recorder(), tokenizer, ["some"])) as service:
+        yield service
 
 
 def test_tools_and_their_history_reach_the_template() -> None:
-    serving = service(CALLS)
+    body = {"messages": HISTORY, "tools": TOOLS, "return_token_ids": True, "tool_choice": "none"}
+    with service(CALLS) as serving:
+        made = asyncio.run(serving.chat(body))
     assert serving.tokenizer is not None
-    body = {"messages": HISTORY, "tools": TOOLS, "return_token_ids": True}
-    made = asyncio.run(serving.chat(body | {"tool_choice": "none"}))
     text = serving.tokenizer.decode(made["prompt_token_ids"], skip_special_tokens=False)
     assert text.endswith("<user>1?<assistant>add(1)<tool>2")
-    history = [dict(each) for each in HISTORY]
-    history[1] |= {
-        "content": "",
-        "tool_calls": [{"id": "c", "function": {"name": "add", "arguments": {"a": 1}}}],
-    }
+    called = {"id": "c", "function": {"name": "add", "arguments": {"a": 1}}}
+    history = [HISTORY[0], HISTORY[1] | {"content": "", "tool_calls": [called]}, HISTORY[2]]
     fast = serving.tokenizer.fast
     assert text == fast.apply_chat_template(history, tools=TOOLS, tokenize=False)
-    serving.close()
 
 
 def test_a_template_that_is_wrong_is_one_sentence() -> None:
-    serving = service("{% for m in messages %}")
-    with pytest.raises(ApiError, match=r"the chat template refuses this: .*line 1") as refused:
-        asyncio.run(serving.chat({"messages": HISTORY[:1]}))
-    assert refused.value.status == 400
-    serving.close()
+    with service("{% for m in messages %}") as serving:
+        with pytest.raises(ApiError, match=r"the chat template refuses this: .*line 1") as refused:
+            asyncio.run(serving.chat({"messages": HISTORY[:1]}))
+        assert refused.value.status == 400

@@ -78,20 +78,6 @@ async def both(service: Service, body: dict[str, Any]) -> tuple[Any, list[Any]]:
     return whole["choices"][0], [each["choices"][0] for each in chunks]
 
 
-def test_a_stream_has_the_same_calls(demo: Service) -> None:
-    body = CHAT | {"tool_choice": "required", "diffusion": {"block_length": 16}}
-    whole, pieces = asyncio.run(both(demo, body))
-    assert pieces[-1]["finish_reason"] == "tool_calls"
-    calls: dict[int, dict[str, str]] = {}
-    for piece in pieces:
-        assert not piece["delta"].get("content")
-        for part in piece["delta"].get("tool_calls", []):
-            if "id" in part:
-                calls[part["index"]] = {"name": part["function"]["name"], "arguments": ""}
-            calls[part["index"]]["arguments"] += part["function"]["arguments"]
-    assert [*calls.values()] == [each["function"] for each in whole["message"]["tool_calls"]]
-
-
 ROME = '{"city":"Rome","unit":"C"}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>'
 GREETING = {"messages": [{"role": "user", "content": "Hi."}]}

@@ -5,16 +5,13 @@ Each is judged as it is on a desk and on a phone, light and dark.
 
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
-from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.local import load_local
-from diffray.components.checkpoints.demos import TOY, examples
+from diffray.components.checkpoints.demos import examples
 from tests.helpers.api_server import serve
 from tests.helpers.browser import Browser, chromium
 from tests.helpers.needed import npm
@@ -47,143 +44,116 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    engine, tokenizer = load_local("demo", EngineConfig(max_num_seqs=4))
-    about: dict[str, Any] = {"description": f"demo {TOY}.", "examples": examples("demo")}
-    with engine, closing(Service(engine, tokenizer, ["demo"], **about)) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def url(service: Service) -> Iterator[str]:
-    with serve(service) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def locked(service: Service) -> Iterator[str]:
-    """The address of a server that asks for a key."""
-    with serve(service, ApiSettings(api_keys=(KEY,))) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
 def tab() -> Iterator[Browser]:
     with chromium() as tab:
         tab.call("Page.setBypassCSP", enabled=True)  # axe makes markup of texts
         yield tab
 
 
-def judge(tab: Browser, axe: str, dark: bool) -> None:
+@pytest.fixture(params=[False, True], ids=["light", "dark"])
+def dark(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def judge(tab: Browser, axe: str, dark: bool) -> Callable[[], None]:
     """Show the page as it is now on a desk and on a phone, and expect no findings."""
-    tab.evaluate(f"{axe}; 0")
-    for width, height, phone in ((1280, 860, False), (390, 844, True)):
-        tab.show_as(width, height, dark=dark, phone=phone)
-        result: dict[str, Any] = tab.evaluate(
-            "axe.run().then(({passes, violations}) => ({passes: passes.length, violations:"
-            "violations.map(({id, nodes}) => [id, nodes.map(({html}) => html.slice(0, 200))])}))"
-        )
-        assert result["violations"] == [] and result["passes"] > 20
+
+    def judge() -> None:
+        tab.evaluate(f"{axe}; 0")
+        for width, height, phone in ((390, 844, True), (1280, 860, False)):
+            tab.show_as(width, height, dark=dark, phone=phone)
+            result: dict[str, Any] = tab.evaluate(
+                "axe.run().then(({passes, violations}) => ({passes: passes.length, violations:"
+                "violations.map(({id, nodes}) => [id, nodes.map(({html}) => html.slice(0, 99))])}))"
+            )
+            assert result["violations"] == [] and result["passes"] > 20
+
+    tab.show_as(1280, 860, dark=dark)
+    return judge
 
 
-def untouched(tab: Browser) -> None:
+def anew(tab: Browser, url: str) -> None:
+    opened(tab, url)
+    tab.choose("[name=pace]", "0")
+
+
+def test_it_finds_nothing_in_a_chat(tab: Browser, demo_url: str, judge: Callable[[], None]) -> None:
+    """Untouched, answered, and side by side."""
+    anew(tab, demo_url)
     tab.wait("document.querySelectorAll('#examples button').length")
-
-
-def denoising(tab: Browser) -> None:
-    intercept(tab, max_tokens=512, min_tokens=512)
-    watch_slowly(tab, 512)
-    ask(tab, PROMPT)
-    tab.wait(f"{FINAL} > 4 && document.querySelector('[data-part=state]').textContent")
-    assert tab.text("[data-part=state]") == "denoising"
-
-
-def stopped(tab: Browser) -> None:
-    denoising(tab)
-    tab.click("#send")
-    tab.wait(FAILED)
-
-
-def answered(tab: Browser) -> None:
+    judge()
     ask(tab, PROMPT)
     tab.wait(f"{COMPLETE} && {PLAYED}")
     tab.click(".code summary")
     tab.click("[data-language=curl]")
     tab.evaluate("document.querySelector('.canvas').focus()")
-
-
-def side_by_side(tab: Browser) -> None:
+    judge()
+    anew(tab, demo_url)
     tab.click("#compare")
     tab.click(".policy summary")
     tab.choose(".pane:first-child [data-field=decoder] select", "threshold")
     for _ in range(2):  # the first turn stays above
         ask(tab, PROMPT)
         tab.wait(f"{COMPLETE} && {PLAYED}")
+    judge()
 
 
-def with_an_empty_answer(tab: Browser) -> None:
-    intercept(tab, stop=["d", "def"])
-    ask(tab, PROMPT)
-    tab.wait("document.querySelector('.answer').textContent === '(empty answer)'")
-
-
-def refused(tab: Browser) -> None:
+def test_it_finds_nothing_in_answers_without_an_end(
+    tab: Browser, demo_url: str, judge: Callable[[], None]
+) -> None:
+    """Denoising, stopped, refused, and empty."""
+    for is_stopped in (False, True):
+        anew(tab, demo_url)
+        intercept(tab, max_tokens=512, min_tokens=512)
+        watch_slowly(tab, 512)
+        ask(tab, PROMPT)
+        tab.wait(f"{FINAL} > 4 && document.querySelector('[data-part=state]').textContent")
+        assert tab.text("[data-part=state]") == "denoising"
+        if is_stopped:
+            tab.click("#send")
+            tab.wait(FAILED)
+        judge()
+    anew(tab, demo_url)
     tab.choose("[data-field=decoder] select", "fixed")
     tab.choose("[data-field=iteration] select", "soft")
     ask(tab, PROMPT)
     tab.wait(FAILED)
+    judge()
+    anew(tab, demo_url)
+    intercept(tab, stop=["d", "def"])
+    ask(tab, PROMPT)
+    tab.wait("document.querySelector('.answer').textContent === '(empty answer)'")
+    judge()
 
 
-def without_a_gap(tab: Browser) -> None:
+def test_it_finds_nothing_where_a_gap_is_filled(
+    tab: Browser, demo_url: str, judge: Callable[[], None]
+) -> None:
+    anew(tab, demo_url)
     tab.click("input[value=infill]")
     ask(tab, "def total(numbers)")
     tab.wait("document.querySelector('#notice').textContent")
-
-
-def with_a_gap_filled(tab: Browser) -> None:
+    judge()
+    anew(tab, demo_url)
     tab.click("input[value=infill]")
     ask(tab, "12+30=[gap].")
     tab.wait(f"{COMPLETE} && {PLAYED}")
     assert tab.text(".answer mark")
+    judge()
 
 
-STATES = (
-    untouched,
-    denoising,
-    stopped,
-    answered,
-    side_by_side,
-    with_an_empty_answer,
-    refused,
-    without_a_gap,
-    with_a_gap_filled,
-)
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("state", STATES)
-def test_it_finds_nothing(
-    tab: Browser, url: str, axe: str, state: Callable[[Browser], None], dark: bool
-) -> None:
-    tab.show_as(1280, 860, dark=dark)
-    opened(tab, url)
-    tab.choose("[name=pace]", "0")
-    state(tab)
-    judge(tab, axe, dark)
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_it_finds_nothing_where_a_key_is_asked_for(
-    tab: Browser, locked: str, axe: str, dark: bool
+    tab: Browser, demo: Service, judge: Callable[[], None]
 ) -> None:
-    tab.show_as(1280, 860, dark=dark)
-    opened(tab, locked)
-    tab.wait("!document.querySelector('#key').hidden")
-    judge(tab, axe, dark)
-    for key, said in (("wrong", "startsWith('Incorrect API key')"), (KEY, "length === 0")):
-        tab.evaluate("document.querySelector('#key input').value = ''")
-        tab.click("#key input")
-        tab.type(key)
-        tab.press("Enter")
-        tab.wait(f"document.querySelector('#notice').textContent.{said}")
-        judge(tab, axe, dark)
+    with serve(demo, ApiSettings(api_keys=(KEY,))) as url:
+        opened(tab, url)
+        tab.wait("!document.querySelector('#key').hidden")
+        judge()
+        for key, said in (("wrong", "startsWith('Incorrect API key')"), (KEY, "length === 0")):
+            tab.evaluate("document.querySelector('#key input').value = ''")
+            tab.click("#key input")
+            tab.type(key)
+            tab.press("Enter")
+            tab.wait(f"document.querySelector('#notice').textContent.{said}")
+            judge()

@@ -1,14 +1,13 @@
 """The page in a browser: real clicks and keys, real answers, below a prefix."""
 
 import json
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -119,6 +118,7 @@ def test_a_chat_is_watched_and_read(browser: Browser, url: str) -> None:
 
 
 def test_the_forwards_are_paused_and_scrubbed(browser: Browser) -> None:
+    """And a token says when, and how surely, it became final."""
     watch_slowly(browser)
     browser.choose("[name=pace]", "0")
     ask(browser, PROMPT)
@@ -144,6 +144,20 @@ def test_the_forwards_are_paused_and_scrubbed(browser: Browser) -> None:
     browser.press("ArrowLeft")
     assert browser.evaluate(FINAL) == finals[1]
     assert browser.text("#player output").startswith("2 / ")
+    browser.choose("[name=position]", str(everything))
+    browser.evaluate("document.querySelector('.canvas').focus()")
+    for key, position in (("ArrowRight", 2), ("ArrowDown", 2 + browser.evaluate(COLUMNS))):
+        browser.press(key)
+        note = browser.text("[data-part=note]")
+        assert note.startswith(f"Position {position} ") and "final at forward" in note
+        assert 0 < float(note.rpartition("probability ")[2]) <= 1
+    chosen = browser.evaluate(
+        "document.querySelector('.canvas').getAttribute('aria-activedescendant')"
+    )
+    label = browser.evaluate(f"document.getElementById('{chosen}').getAttribute('aria-label')")
+    assert label.startswith(f"{position}: ") and "forward" in label
+    browser.click(".cell:nth-child(5)")
+    assert browser.text("[data-part=note]").startswith("Position 5 ")
     browser.click("[name=prompt]")
     browser.type("half a question")
     browser.click("#clear")
@@ -170,99 +184,75 @@ def test_nothing_moves_while_tokens_appear(browser: Browser) -> None:
     assert moved == set()
 
 
-def test_a_token_says_when_and_how_surely_it_became_final(browser: Browser) -> None:
-    watch_slowly(browser)
-    browser.choose("[name=pace]", "0")
-    ask(browser, PROMPT)
-    browser.wait(PLAYED)
-    browser.evaluate("document.querySelector('.canvas').focus()")
-    for key, position in (("ArrowRight", 2), ("ArrowDown", 2 + browser.evaluate(COLUMNS))):
-        browser.press(key)
-        note = browser.text("[data-part=note]")
-        assert note.startswith(f"Position {position} ") and "final at forward" in note
-        probability = float(note.rpartition("probability ")[2])
-        assert 0 < probability <= 1
-    chosen = browser.evaluate(
-        "document.querySelector('.canvas').getAttribute('aria-activedescendant')"
-    )
-    label = browser.evaluate(f"document.getElementById('{chosen}').getAttribute('aria-label')")
-    assert label.startswith(f"{position}: ") and "forward" in label
-    browser.click(".cell:nth-child(5)")
-    assert browser.text("[data-part=note]").startswith("Position 5 ")
-
-
 def test_two_policies_answer_side_by_side(browser: Browser) -> None:
+    """Each pane says what is to come, and how its answer was made."""
+
+    def each_of(selector: str, value: str) -> list[Any]:
+        script = f"[...document.querySelectorAll('{selector}')].map((each) => {value})"
+        found: list[Any] = browser.evaluate(script)
+        return found
+
+    def named() -> list[Any]:
+        return each_of("[data-part=name]", "each.textContent")
+
+    assert each_of(".hint", "each.checkVisibility()") == [False]
     browser.choose("[name=pace]", "0")
     browser.click("#compare")
+    assert each_of(".hint", "each.checkVisibility()") == [True, True]
     ask(browser, PROMPT)
     browser.wait(PLAYED)
-    forwards = browser.evaluate(
-        "[...document.querySelectorAll('[data-part=forwards]')].map((each) => +each.textContent)"
-    )
-    assert len(forwards) == 2 and forwards[0] < forwards[1]
-    boxes = browser.evaluate(
-        "[...document.querySelectorAll('.pane')].map((each) => each.getBoundingClientRect().x)"
-    )
-    assert boxes[0] < boxes[1]
+    assert each_of(".hint", "each.checkVisibility()") == [False, False]
+    assert named() == ["Policy A:", "Policy B:"]
+    first, second = each_of("[data-part=forwards]", "+each.textContent")
+    assert first < second
+    left, right = each_of(".pane", "each.getBoundingClientRect().x")
+    assert left < right
     browser.choose("[name=position]", "1")
-    finals = browser.evaluate(
-        "[...document.querySelectorAll('.canvas')]"
-        ".map((each) => each.querySelectorAll('.final').length)"
-    )
-    assert finals[0] > finals[1] > 0
-    ask(browser, PROMPT)
-    browser.wait(f"{PLAYED} && document.querySelectorAll('.turns').length === 2")
-    turns = browser.evaluate(
-        "[...document.querySelectorAll('.turns')].map((each) => each.children.length)"
-    )
-    assert turns == [3, 3]
-    browser.click("#compare")
-    assert browser.evaluate("document.querySelectorAll('.pane').length") == 1
-
-
-def kinds(browser: Browser, field: str) -> list[str]:
-    found: list[str] = browser.evaluate(
-        f"[...document.querySelector('[data-field={field}] select').options]"
-        ".map((each) => each.value)"
-    )
-    return found
-
-
-def test_another_model_is_offered_what_it_accepts(browser: Browser) -> None:
-    browser.wait("document.querySelectorAll('#model option').length === 2")
-    assert kinds(browser, "cache") == ["", "none", "prefix", "dual", "vicinity"]
-    browser.choose("[data-field=cache] select", "dual")
-    browser.choose("[data-field=block_length] input", "16")
-    browser.click("input[value=infill]")
-    browser.choose("#model", "alias")
-    assert kinds(browser, "cache") == ["", "none", "exact"]
-    assert kinds(browser, "iteration") == ["", "block_diffusion"]
-    said = browser.text("[data-part=summary]")
-    assert "cache" not in said and "block length 16" in said
-    gap = "document.querySelector('input[value=infill]')"
-    assert browser.evaluate(f"{gap}.disabled && !{gap}.checked")
-    browser.choose("#model", "demo")
-    assert browser.evaluate(f"!{gap}.disabled")
-
-
-def test_a_pane_says_what_is_to_come_and_how_its_answer_was_made(browser: Browser) -> None:
-    hints = "[...document.querySelectorAll('.hint')].map((each) => each.checkVisibility())"
-    assert browser.evaluate(hints) == [False]
-    browser.click("#compare")
-    assert browser.evaluate(hints) == [True, True]
-    browser.choose("[name=pace]", "0")
-    ask(browser, PROMPT)
-    browser.wait(PLAYED)
-    assert browser.evaluate(hints) == [False, False]
-    names = "[...document.querySelectorAll('[data-part=name]')].map((each) => each.textContent)"
-    assert browser.evaluate(names) == ["Policy A:", "Policy B:"]
+    first, second = each_of(".canvas", 'each.querySelectorAll(".final").length')
+    assert first > second > 0
     made = browser.text("[data-part=made]")
     assert made == "demo \u00b7 the server's default \u00b7 max tokens 96"
     browser.choose(".pane:first-child [data-field=decoder] select", "credit")
     assert browser.text("[data-part=made]") == made
     assert "decoder credit" in browser.text("[data-part=summary]")
+    ask(browser, PROMPT)
+    browser.wait(f"{PLAYED} && document.querySelectorAll('.turns').length === 2")
+    assert each_of(".turns", "each.children.length") == [3, 3]
     browser.click("#compare")
-    assert browser.evaluate(names) == ["Policy:"]
+    assert named() == ["Policy:"]
+
+
+def test_each_model_has_its_examples_policies_and_answers(browser: Browser) -> None:
+    def kinds(field: str) -> list[str]:
+        options = f"[...document.querySelector('[data-field={field}] select').options]"
+        found: list[str] = browser.evaluate(f"{options}.map((each) => each.value)")
+        return found
+
+    examples = "document.querySelectorAll('#examples button').length"
+    browser.wait(f"{examples} === 2 && document.querySelectorAll('#model option').length === 2")
+    assert browser.text("#examples p") == f"demo {TOY}."
+    assert kinds("cache") == ["", "none", "prefix", "dual", "vicinity"]
+    browser.choose("[data-field=cache] select", "dual")
+    browser.choose("[data-field=block_length] input", "16")
+    browser.click("input[value=infill]")
+    browser.choose("#model", "alias")
+    assert kinds("cache") == ["", "none", "exact"]
+    assert kinds("iteration") == ["", "block_diffusion"]
+    said = browser.text("[data-part=summary]")
+    assert "cache" not in said and "block length 16" in said
+    gap = "document.querySelector('input[value=infill]')"
+    assert browser.evaluate(f"{gap}.disabled && !{gap}.checked")
+    assert browser.evaluate(examples) == 1
+    browser.click("#examples button")
+    browser.click("#send")
+    browser.wait(PLAYED)
+    assert browser.text(".turns p") == OTHER
+    browser.choose("#model", "demo")
+    assert browser.evaluate(f"!{gap}.disabled")
+    assert browser.evaluate("document.querySelector('#examples').hidden"), "a chat has begun"
+    browser.click("#clear")
+    assert browser.evaluate(examples) == 2
+    assert not browser.evaluate("document.querySelector('#examples').hidden")
 
 
 def test_a_gap_is_marked_and_filled(browser: Browser) -> None:
@@ -296,22 +286,6 @@ def test_a_refusal_is_shown_and_sent_again_with_another_policy(browser: Browser)
     browser.wait(COMPLETE)
     assert browser.evaluate("document.querySelector('[data-part=failure]').hidden")
     assert browser.take_complaints("status of 400") == 1
-
-
-def test_each_model_has_its_examples_and_answers(browser: Browser) -> None:
-    browser.wait("document.querySelectorAll('#examples button').length === 2")
-    assert browser.text("#examples p") == f"demo {TOY}."
-    browser.choose("#model", "alias")
-    assert browser.evaluate("document.querySelectorAll('#examples button').length") == 1
-    browser.click("#examples button")
-    browser.click("#send")
-    browser.wait(PLAYED)
-    assert browser.text(".turns p") == OTHER
-    browser.choose("#model", "demo")
-    assert browser.evaluate("document.querySelector('#examples').hidden"), "a chat has begun"
-    browser.click("#clear")
-    assert browser.evaluate("document.querySelectorAll('#examples button').length") == 2
-    assert not browser.evaluate("document.querySelector('#examples').hidden")
 
 
 def test_texts_are_never_markup(browser: Browser) -> None:
@@ -441,84 +415,8 @@ def test_stop_ends_the_answer_here_and_at_the_server(browser: Browser, url: str)
         time.sleep(0.05)
 
 
-def test_tokens_from_the_cache_are_counted(tab: Browser) -> None:
-    engine, tokenizer = load_local("demo-llada2", EngineConfig(max_num_seqs=2, dtype="float64"))
-    service = Service(engine, tokenizer, ["demo-llada2"])
-    with engine, closing(service), serve(service) as url:
-        browser = opened(tab, url)
-        browser.choose("[name=pace]", "0")
-        cached = []
-        for _ in range(2):
-            ask(browser, " ".join([PROMPT] * 4))
-            browser.wait(PLAYED)
-            cached.append(int(browser.text("[data-part=cached]")))
-            browser.click("#clear")
-        assert cached[0] == 0 < cached[1]
-
-
-@contextmanager
-def cutting(url: str, most: int) -> Iterator[str]:
-    """Forward connections to a server; cut the first event stream after so many bytes."""
-    port = int(url.rpartition(":")[2].partition("/")[0])
-    listener = socket.create_server(("127.0.0.1", 0))
-    streams: list[socket.socket] = []
-
-    def forward(source: socket.socket, target: socket.socket, is_answer: bool) -> None:
-        passed = 0
-        with suppress(OSError):
-            while data := source.recv(1024):
-                if is_answer and b"content-type: text/event-stream" in data:
-                    streams.append(target)
-                    passed = 0
-                passed += len(data)
-                target.sendall(data)
-                if streams and target is streams[0] and passed > most:
-                    target.shutdown(socket.SHUT_RDWR)
-        with suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)
-
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                server = socket.create_connection(("127.0.0.1", port))
-                for pair in ((client, server, False), (server, client, True)):
-                    threading.Thread(target=forward, args=pair, daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield url.replace(f":{port}", f":{listener.getsockname()[1]}")
-    finally:
-        listener.close()
-
-
-def test_a_stream_that_is_cut_says_so_and_can_be_sent_again(tab: Browser, url: str) -> None:
-    with cutting(url, 20_000) as through:
-        browser = opened(tab, through)
-        watch_slowly(browser, 96)
-        browser.choose("[name=pace]", "0")
-        ask(browser, PROMPT)
-        browser.wait(FAILED)
-        reason = browser.text("[data-part=reason]")
-        assert "connection was lost" in reason and "What arrived before is shown" in reason
-        assert browser.evaluate(FINAL) > 0
-        browser.click("[data-part=again]")
-        browser.wait(COMPLETE)
-        browser.wait("document.querySelector('.answer').textContent.includes('return')")
-        assert browser.take_complaints("net::ERR_") == 1
-
-
-def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser) -> None:
-    browser.show_as(390, 844, phone=True)
-    browser.click("#compare")
-    ask(browser, PROMPT)
-    browser.wait(PLAYED)
-    browser.click(".code summary")
-    browser.click("[data-language=curl]")
-    assert browser.evaluate("document.documentElement.scrollWidth") <= 390
-
-
-def test_the_keyboard_reaches_everything(browser: Browser) -> None:
+def test_the_keyboard_reaches_everything_and_a_phone_shows_it(browser: Browser) -> None:
+    """Without scrolling sideways."""
     browser.choose("[name=pace]", "0")
     ask(browser, PROMPT)
     browser.wait(PLAYED)
@@ -529,3 +427,8 @@ def test_the_keyboard_reaches_everything(browser: Browser) -> None:
         name = "(({id, name, dataset, className}) => id || name || dataset.part || className)"
         reached.add(browser.evaluate(f"{name}(document.activeElement)"))
     assert {"model", "compare", "clear", "canvas", "play", "position", "pace", "send"} <= reached
+    browser.show_as(390, 844, phone=True)
+    browser.click("#compare")
+    browser.click(".code summary")
+    browser.click("[data-language=curl]")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 390

@@ -109,23 +109,25 @@ def test_nothing_else_is_fetched(port: int, url: str) -> None:
     assert not SEEN
 
 
-def test_what_is_no_url_is_said_to_be_none() -> None:
-    for url in ("https://example.com:b/", "https://example.com/\n", "https://" + "a" * 70_000):
-        with pytest.raises(InvalidField, match="this is not a URL"):
-            read(url, "example.com")
-
-
-def test_without_hosts_nothing_is_fetched(port: int) -> None:
-    for url in (f"http://127.0.0.1:{port}/image", "https://example.com/image"):
-        with pytest.raises(InvalidField, match=NOT_FETCHED):
-            asyncio.run(RemoteImages().read(url))
-
-
-def test_a_host_that_is_gone_is_one_sentence(port: int) -> None:
-    with pytest.raises(InvalidField, match=r"127\.0\.0\.1 cannot be reached"):
-        read("http://127.0.0.1:1/image", "127.0.0.1:1")
-    with pytest.raises(InvalidField, match=r"127\.0\.0\.1 cannot be reached"):
-        read(f"https://127.0.0.1:{port}/image", f"127.0.0.1:{port}")  # it speaks no TLS
+@pytest.mark.parametrize(
+    ("url", "hosts", "message"),
+    [
+        ("https://example.com:b/", ["example.com"], "this is not a URL"),
+        ("https://example.com/\n", ["example.com"], "this is not a URL"),
+        ("https://" + "a" * 70_000, ["example.com"], "this is not a URL"),
+        ("http://127.0.0.1:{port}/image", [], NOT_FETCHED),
+        ("https://example.com/image", [], NOT_FETCHED),
+        ("http://127.0.0.1:1/image", ["127.0.0.1:1"], r"127\.0\.0\.1 cannot be reached"),
+        # It speaks no TLS.
+        ("https://127.0.0.1:{port}/image", ["127.0.0.1:{port}"], "cannot be reached"),
+    ],
+    ids=range(7),
+)
+def test_what_cannot_be_asked_for_is_refused(
+    port: int, url: str, hosts: list[str], message: str
+) -> None:
+    with pytest.raises(InvalidField, match=message):
+        read(url.format(port=port), *(host.format(port=port) for host in hosts))
 
 
 def test_https_reaches_the_checked_address_under_the_name(
@@ -172,8 +174,5 @@ def test_https_reaches_the_checked_address_under_the_name(
 def test_a_wrong_host_is_refused_at_the_start(host: str) -> None:
     with pytest.raises(ValueError, match=r"allowed_media_domains: .* is not a host; write a name"):
         ApiSettings(allowed_media_domains=(host,))
-
-
-def test_hosts_are_in_lower_case() -> None:
     settings = ApiSettings(allowed_media_domains=("Example.com", "[::1]:8000"))
     assert settings.allowed_media_domains == ("example.com", "[::1]:8000")

@@ -70,47 +70,6 @@ def test_deltas_and_result_are_those_of_a_waiting_model(plain: DiffusionLLM) -> 
     with_model(test)
 
 
-def test_the_status_follows_a_request_from_block_to_block() -> None:
-    # From left to right: whatever the weights, each block has a delta before its last.
-    slow = SamplingParams(
-        max_tokens=64,
-        ignore_eos=True,
-        diffusion={"block_length": 16, "decoder": {"kind": "sequential", "steps_per_block": 4}},
-    )
-
-    async def test(llm: AsyncDiffusionLLM) -> None:
-        busy = [await llm.submit("Tom", slow) for _ in range(2)]
-        handle = await llm.submit("Tom", slow)  # waits for one of two slots
-        assert handle.status == Status(Phase.QUEUED, 0, 4) and str(handle.status) == "queued"
-        seen: list[str] = []
-        while handle.status.phase in (Phase.QUEUED, Phase.DENOISING):
-            if not seen or seen[-1] != str(handle.status):
-                seen.append(str(handle.status))
-            await asyncio.sleep(0)
-        blocks = [f"denoising, block {n} of 4" for n in (1, 2, 3, 4)]
-        assert seen == ["queued", *blocks]
-        assert repr(handle) == "RequestHandle(finished, 64 tokens)"
-        assert [each.status.phase for each in busy] == ["finished"] * 2
-
-    with_model(test)
-
-
-def test_get_waits_and_get_nowait_does_not() -> None:
-    async def test(llm: AsyncDiffusionLLM) -> None:
-        handle = await llm.submit("Tom", SLOW)
-        assert handle.get_nowait() is None
-        first = await handle.get(timeout=30)
-        assert first is not None and first.token_ids
-        await handle.result()
-        found = [*first.token_ids]
-        while (delta := handle.get_nowait()) is not None:
-            found += delta.token_ids
-        assert len(found) == 64
-        assert await handle.get() is None and await handle.get(timeout=0) is None
-
-    with_model(test)
-
-
 async def endless(end: asyncio.Event) -> AsyncGenerator[Followed, None]:
     await end.wait()
     raise RuntimeError("the engine is gone")
@@ -159,6 +118,7 @@ def test_the_slowest_choice_gives_the_status() -> None:
             steps.put_nowait(each)
             while handle.status != Status(Phase.DENOISING, block, 4):
                 await asyncio.sleep(0)
+            assert str(handle.status) == f"denoising, block {block} of 4"
         steps.put_nowait(RequestOutput("p", [1], []))
         await handle.result()
         assert handle.status == Status(Phase.FINISHED, 4, 4)
@@ -170,20 +130,22 @@ def test_cancelling_frees_the_place_of_a_request() -> None:
     async def test(llm: AsyncDiffusionLLM) -> None:
         long = SamplingParams(max_tokens=400, ignore_eos=True, diffusion=SLOW.diffusion)
         handles = [await llm.submit("Tom", long) for _ in range(2)]
-        assert await handles[0].get() is not None
+        assert handles[0].get_nowait() is None and await handles[0].get() is not None
         waiting = await llm.submit("Tom", max_tokens=4, ignore_eos=True)
         for handle in handles:
             await handle.cancel()
             assert handle.status.phase == Phase.CANCELLED
             with pytest.raises(RequestCancelled, match="was cancelled"):
                 await handle.result()
-            while await handle.get() is not None:  # what became final can still be read
+            while handle.get_nowait() is not None:  # what became final can still be read
                 pass
+            assert await handle.get() is None and await handle.get(timeout=0) is None
         at_once = await llm.submit("Tom", SLOW)
         await at_once.cancel()
         assert at_once.status == Status(Phase.CANCELLED, 0, 4)
         assert await at_once.get() is None
         assert (await waiting.result()).completion_tokens == 4
+        assert repr(waiting) == "RequestHandle(finished, 4 tokens)"
         await waiting.cancel()
         assert waiting.status.phase == Phase.FINISHED
 

@@ -34,6 +34,7 @@ TOGETHER: Final = {
     ],
     "server": [
         "tests/system/test_door.py",
+        "tests/system/test_page_served.py",
         "tests/system/test_serve.py",
     ],
 }

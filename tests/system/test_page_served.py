@@ -1,0 +1,62 @@
+"""The page of a real server in a browser: two replicas behind HAProxy, below a path prefix."""
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.helpers.browser import chromium
+from tests.helpers.page import COMPLETE, FAILED, FINAL, ask, intercept, opened, watch_slowly
+from tests.helpers.served import KEY, Served
+
+pytestmark = pytest.mark.long
+
+PROMPT = "What is 12 plus 30?"
+LONG: dict[str, Any] = {"max_tokens": 384, "min_tokens": 384}
+
+
+def test_an_answer_outlives_a_rank_and_says_that_its_replica_is_lost(served: Served) -> None:
+    words = "; 1 request continues on a new worker group"
+    continued = served.said.count(words)
+    with chromium() as tab:
+        end = time.monotonic() + 60
+        while not any("haproxy" in line for line in served.processes().values()):
+            assert time.monotonic() < end, served.processes()  # one replaces another meanwhile
+            time.sleep(0.1)
+        page = opened(tab, f"{served.url}/demo")
+        page.click("#key input")
+        page.type(KEY)
+        page.press("Enter")
+        page.wait("document.querySelectorAll('#model option').length")
+        page.choose("[name=pace]", "0")
+        intercept(page, **LONG)
+        watch_slowly(page, 384)
+
+        ask(page, PROMPT)
+        page.wait(f"{FINAL} > 8")
+        os.kill(served.busiest("ray::Worker"), signal.SIGKILL)
+        page.wait(f"{COMPLETE} || {FAILED} || {FINAL} === 384")
+        page.wait("document.querySelector('#send').textContent === 'Send'")
+        assert not page.evaluate(FAILED), page.text("[data-part=reason]")
+        whole = page.text(".answer")
+        served.wait_for(words, continued + 1)
+
+        page.click("#clear")
+        ask(page, PROMPT)
+        page.wait(f"{FINAL} > 8")
+        os.kill(served.busiest("ray::ServeReplica:demo:Replica"), signal.SIGKILL)
+        page.wait(FAILED)
+        reason = page.text("[data-part=reason]")
+        assert "again" in reason or "connection was lost" in reason
+        assert reason.endswith("What arrived before is shown.")
+        arrived = page.text(".answer")
+        assert whole.startswith(arrived) and page.evaluate(FINAL) > 8
+        page.click("[data-part=again]")
+        page.wait(f"document.querySelector('.answer').textContent === {json.dumps(whole)}")
+        assert not page.evaluate(FAILED), page.text("[data-part=reason]")
+        page.take_complaints("status of 401")
+        page.take_complaints("net::ERR_INCOMPLETE_CHUNKED_ENCODING")
+        assert page.complaints == []

@@ -6,7 +6,6 @@ from diffray.cluster.serve.capacity import ClusterNodes, Resources, Shortages, s
 
 FRONT: Resources = {"CPU": 1.0}
 RANK: Resources = {"GPU": 1.0, "CPU": 1.0}
-FOUR = [FRONT, RANK, RANK, RANK, RANK]
 
 
 def nodes(*total: Resources, free: tuple[Resources, ...] | None = None) -> ClusterNodes:
@@ -17,38 +16,31 @@ def node(gpus: float, cpus: float = 16, **more: float) -> Resources:
     return {"GPU": gpus, "CPU": cpus, "memory": 1e9} | more
 
 
+PAIR = nodes(node(2, 64), node(3))
+H200, L4 = "accelerator_type:H200", "accelerator_type:L4"
+
+
 @pytest.mark.parametrize(
-    ("strategy", "cluster", "words"),
+    ("strategy", "cluster", "rank", "words"),
     [
         (
-            "STRICT_PACK",
-            nodes(node(2, 64), node(3)),
-            " on one node; the largest node has 3 GPU, 16 CPU, and the cluster has 5 GPU, 80 CPU "
-            "on 2 nodes, of which 5 GPU, 80 CPU free",
+            *("STRICT_PACK", PAIR, RANK),
+            "a replica needs 4 GPU, 5 CPU on one node; the largest node has 3 GPU, 16 CPU, and the "
+            "cluster has 5 GPU, 80 CPU on 2 nodes, of which 5 GPU, 80 CPU free",
         ),
+        ("STRICT_PACK", nodes(), RANK, "the largest node has 0 GPU, 0 CPU, and the cluster"),
+        ("PACK", nodes(node(2)), RANK, " (PACK), and the cluster has 2 GPU, 16 CPU on 1 node, of"),
+        ("SPREAD", nodes(node(4), free=(node(3),)), RANK, "of which 3 GPU, 16 CPU free"),
         (
-            "STRICT_PACK",
-            nodes(),
-            " on one node; the largest node has 0 GPU, 0 CPU, and the cluster",
+            *("STRICT_PACK", nodes(node(8, **{L4: 1.0})), {"GPU": 1.0, H200: 0.001}),
+            "4 GPU, 1 CPU, H200 on one node; the largest node has 8 GPU, 16 CPU, no H200, and",
         ),
-        ("PACK", nodes(node(2)), " (PACK), and the cluster has 2 GPU, 16 CPU on 1 node, of which"),
-        ("SPREAD", nodes(node(4), free=(node(3),)), " on 1 node, of which 3 GPU, 16 CPU free"),
     ],
 )
 def test_needed_and_available_resources_are_reported(
-    strategy: str, cluster: ClusterNodes, words: str
+    strategy: str, cluster: ClusterNodes, rank: Resources, words: str
 ) -> None:
-    reason = shortage(FOUR, strategy, cluster)
-    assert reason.startswith("a replica needs 4 GPU, 5 CPU") and words in reason
-
-
-def test_a_kind_of_accelerator_is_named_and_not_counted() -> None:
-    wanted = [FRONT, {"GPU": 1.0, "accelerator_type:H200": 0.001}]
-    other = nodes(node(8, **{"accelerator_type:L4": 1.0}))
-    assert shortage(wanted, "STRICT_PACK", other).startswith(
-        "a replica needs 1 GPU, 1 CPU, H200 on one node; the largest node has 8 GPU, 16 CPU, "
-        "no H200, and"
-    )
+    assert words in shortage([FRONT, *[rank] * 4], strategy, cluster)
 
 
 def test_a_shortage_is_reported_once_and_only_when_it_lasts() -> None:

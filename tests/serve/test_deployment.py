@@ -1,6 +1,5 @@
 """A replica reserves what its ranks need, and Serve accepts and runs what it is given."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -117,9 +116,19 @@ class TestServe:
         given = deployment_options(config(deployment_config={"autoscaling_config": scaling}))
         settings = AutoscalingConfig(**given["autoscaling_config"])
         policy = _apply_autoscaling_config(_resolve_policy_callable(settings.policy))
-        assert policy(serve_context(settings, {"one": 250.0}))[0] == 3
-        kept, _ = policy(serve_context(settings, {"one": 250.0, "two": 20.0}, replicas=4))
+        assert policy(context(250, high=8, config=settings))[0] == 3
+        kept, _ = policy(context(250, 20, replicas=4, high=8, config=settings))
         assert kept == 4  # until downscale_delay_s is over
+
+    def test_one_replica_for_each_target_within_bounds(self) -> None:
+        policy = OngoingTokensPolicy(target_ongoing_tokens=100)
+        for tokens, replicas in ((0, 1), (100, 1), (100.00000001, 1), (101, 2), (10_000, 5)):
+            assert policy(context(tokens / 2, tokens / 2)) == (replicas, {})
+        assert policy(context(replicas=4)) == (4, {}), "no replica has reported yet"
+        # Requests that no replica has taken count as much as others.
+        assert policy(context(100, running=4, queued=8)) == (3, {})
+        for tokens, low, high, replicas in ((0, 0, 5, 0), (1e9, 2, 3, 3), (0, 2, 3, 2)):
+            assert policy(context(tokens, low=low, high=high)) == (replicas, {})
 
     def test_requests_as_the_target_leave_serve_its_own_policy(self) -> None:
         from ray.serve.config import AutoscalingConfig
@@ -135,10 +144,20 @@ class Nothing:
     """A deployment for options to be set on."""
 
 
-def serve_context(settings: Any, tokens: dict[str, float], replicas: int = 1) -> Any:
+def context(
+    *tokens: float,
+    running: float = 0.0,
+    queued: float = 0.0,
+    replicas: int = 1,
+    low: int = 1,
+    high: int = 5,
+    config: Any = None,
+) -> Any:
+    """Return what Serve passes to a policy; each of the replicas has reported tokens."""
     from ray.serve._private.common import DeploymentID
     from ray.serve.config import AutoscalingContext
 
+    reported: Any = {str(number): each for number, each in enumerate(tokens)}
     return AutoscalingContext(
         deployment_id=DeploymentID("a", "b"),
         deployment_name="a",
@@ -146,59 +165,15 @@ def serve_context(settings: Any, tokens: dict[str, float], replicas: int = 1) ->
         current_num_replicas=replicas,
         target_num_replicas=replicas,
         running_replicas=[],
-        total_num_requests=lambda: 5.0,
-        total_queued_requests=lambda: 0.0,
-        aggregated_metrics=lambda: {ONGOING_TOKENS: dict[Any, float](tokens)},
+        total_num_requests=lambda: running + queued,
+        total_queued_requests=lambda: queued,
+        aggregated_metrics=lambda: {ONGOING_TOKENS: reported},
         raw_metrics=None,
-        capacity_adjusted_min_replicas=1,
-        capacity_adjusted_max_replicas=8,
+        capacity_adjusted_min_replicas=low,
+        capacity_adjusted_max_replicas=high,
         policy_state={},
         last_scale_up_time=None,
         last_scale_down_time=None,
         current_time=None,
-        config=settings,
+        config=config,
     )
-
-
-@dataclass
-class Situation:
-    """What the policy reads, as Serve would pass it."""
-
-    aggregated_metrics: dict[str, dict[str, float]] | None = None
-    total_running_requests: float = 0.0
-    total_queued_requests: float | None = None
-    target_num_replicas: int = 1
-    capacity_adjusted_min_replicas: int = 1
-    capacity_adjusted_max_replicas: int = 5
-
-
-def reported(*tokens: float) -> dict[str, dict[str, float]]:
-    return {ONGOING_TOKENS: {str(replica): each for replica, each in enumerate(tokens)}}
-
-
-def bounded(tokens: float, low: int, high: int) -> Situation:
-    bounds: Any = {"capacity_adjusted_min_replicas": low, "capacity_adjusted_max_replicas": high}
-    return Situation(reported(tokens), **bounds)
-
-
-def waiting(tokens: float, running: float, queued: float) -> Situation:
-    counts: Any = {"total_running_requests": running, "total_queued_requests": queued}
-    return Situation(reported(tokens), **counts)
-
-
-EXPECTED = [(0, 1), (100, 1), (100.00000001, 1), (101, 2), (250, 3), (10_000, 5)]
-
-
-@pytest.mark.parametrize(
-    ("situation", "replicas"),
-    [
-        *((Situation(reported(each / 2, each / 2)), replicas) for each, replicas in EXPECTED),
-        *((Situation(none, target_num_replicas=4), 4) for none in (None, {}, reported())),
-        (waiting(100, 4, 8), 3),  # requests that no replica has taken count as much as others
-        (bounded(0, 0, 5), 0),
-        (bounded(1e9, 2, 3), 3),
-        (bounded(0, 2, 3), 2),
-    ],
-)
-def test_one_replica_for_each_target_within_bounds(situation: Any, replicas: int) -> None:
-    assert OngoingTokensPolicy(target_ongoing_tokens=100)(situation) == (replicas, {})

@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,26 +21,7 @@ from tests.helpers.adapters import Story
 from tests.helpers.tiny import tiny_checkpoint
 
 RANKS = 2  # of each replica
-
-
-@pytest.fixture(autouse=True)
-def stored(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
-    """Records are in Ray's store, of which this is a part."""
-    kept: dict[bytes, bytes] = {}
-
-    def put(key: bytes, value: bytes, overwrite: bool, namespace: bytes) -> bool:
-        if overwrite:
-            kept[key] = value
-        return kept.setdefault(key, value) is not value
-
-    store = SimpleNamespace(
-        _internal_kv_put=put,
-        _internal_kv_get=lambda key, namespace: kept[key],
-        _internal_kv_list=lambda prefix, namespace: [k for k in [*kept] if k.startswith(prefix)],
-        _internal_kv_del=lambda key, namespace: kept.pop(key, None),
-    )
-    monkeypatch.setattr("diffray.cluster.serve.wanted.internal_kv", store)
-    return kept
+pytestmark = pytest.mark.usefixtures("stored")
 
 
 class Engine:

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -18,9 +17,7 @@ import pytest
 from diffray.cluster.cli.chat import chat
 from diffray.cluster.cli.chat_commands import HELP
 from diffray.cluster.cli.endpoint import Endpoint, Refused
-from diffray.cluster.cli.flags import CACHES, DECODERS, ITERATIONS, Diffusion
-from diffray.cluster.cli.flags import Answer as AnswerFlags
-from diffray.cluster.cli.request_options import DIFFUSION, request_options
+from diffray.cluster.cli.request_options import DIFFUSION
 from diffray.components.policy import DiffusionParams
 from tests.helpers.fake_endpoint import Answer, Asked, FakeEndpoint, Json, fake_endpoint
 from tests.helpers.screen import Screen as Cells
@@ -176,26 +173,12 @@ class TestPiped:
         with pytest.raises(Refused, match="403: no"):
             piped("a", lambda asked: Answer(403, {"error": {"message": "no"}}))
 
-    def test_an_unreachable_server(self) -> None:
-        with fake_endpoint(answer) as gone:
-            pass
-        for model in (None, "m"):
-            with pytest.raises(ConnectionError, match="start a server with `diffray serve`"):
-                chat(Endpoint.at(gone.url), model=model, source=io.StringIO("a"), out=io.StringIO())
-
-    def test_several_answers_are_refused_before_anybody_is_asked(self) -> None:
+    def test_what_cannot_be_asked_ends_the_chat(self) -> None:
         nowhere = Endpoint.at("http://127.0.0.1:1")
         with pytest.raises(ValueError, match="leave n out"):
             chat(nowhere, options={"n": 2}, source=io.StringIO("a"), out=io.StringIO())
-        out, _ = piped("a\n", model="m", options={"n": 1})
-        assert out == "you said a\n"
-
-    def test_help_names_every_command(self) -> None:
-        for name in "retry policy seed system save clear help exit".split():
-            assert f"\n/{name} " in f"\n{HELP}"
-
-        for kind in (*DECODERS, *CACHES, *ITERATIONS):
-            assert re.search(rf"\b{kind}\b", HELP)
+        with pytest.raises(ConnectionError, match="start a server with `diffray serve`"):
+            chat(nowhere, model="m", source=io.StringIO("a"), out=io.StringIO())
 
     def test_policy_and_seed_hold_from_now_on(self) -> None:
         out, server = piped(
@@ -247,6 +230,7 @@ class TestPiped:
             ("/policy temperature=1", "'temperature' is not a part of a policy"),
             ("/policy decoder.threshold=1", "decoder.threshold needs a kind: decoder=KIND"),
             ("/policy decoder=a decoder=b", "twice"),
+            ("/policy cfg_scale=1 cfg_scale.b=2", "no options"),
             ("/seed x", "a seed is a whole number (given: 'x')"),
             ("/retry", "nothing was asked yet"),
             ("/save", "needs the name of a file"),
@@ -259,39 +243,25 @@ class TestPiped:
         piped(line, model="m", succeeds=False)
         assert words in capsys.readouterr().err
 
-    def test_retry_asks_a_message_that_was_refused(
+    def test_retry_asks_again_and_keeps_the_answer_if_no_other_comes(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        refusals = [Answer(400, {"error": {"message": "bad seed"}})]
+        refusals = [Answer(400, {"error": {"message": "bad day"}})]
 
-        def picky(asked: Asked) -> Answer:
-            text = asked.body["messages"][-1]["content"]
-            return refusals.pop() if text == "two" and refusals else answer(asked)
-
-        out, server = piped("one\ntwo\n/retry\n", picky, model="m", succeeds=False)
-        assert out == "you said one\nyou said two\n"
-        assert "bad seed" in capsys.readouterr().err
-        said = [turn["content"] for turn in server.asked[-1].body["messages"]]
-        assert said == ["one", "you said one", "two"]
-
-    def test_retry_asks_again_what_was_asked_last(self) -> None:
-        out, server = piped("one\ntwo\n/retry\nthree", model="m")
-        assert out == "you said one\nyou said two\nyou said two\nyou said three\n"
-        _, second, again, third = (asked.body["messages"] for asked in server.asked)
-        assert second == again
-        assert [turn["content"] for turn in third][::2] == ["one", "two", "three"]
-
-    def test_a_retry_that_fails_leaves_the_answer_that_was_there(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
         def picky(asked: Asked) -> Answer:
             if asked.body.get("seed"):
                 return Answer(400, {"error": {"message": "no seeds"}})
-            return answer(asked)
+            is_two = asked.body["messages"][-1]["content"] == "two"
+            return refusals.pop() if is_two and refusals else answer(asked)
 
-        _, server = typed(monkeypatch, "one", "/seed 1", "/retry", "/seed", "two", respond=picky)
-        said = [turn["content"] for turn in server.asked[-1].body["messages"]]
-        assert said == ["one", "you said one", "two"]
+        lines = "one\n/retry\n/seed 1\n/retry\n/seed\ntwo\n/retry\n"
+        out, server = piped(lines, picky, model="m", succeeds=False)
+        assert out == "you said one\nyou said one\nyou said two\n"
+        told = capsys.readouterr().err.splitlines()
+        assert [line[-7:] for line in told] == ["o seeds", "bad day"]
+        first, again, _, refused, last = (asked.body["messages"] for asked in server.asked)
+        assert first == again and refused == last
+        assert [turn["content"] for turn in last] == ["one", "you said one", "two"]
 
     def test_what_is_saved_can_be_sent(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -316,18 +286,26 @@ class TestTerminal:
         assert greeting.startswith(f"first at {server.url}")
         assert rest == ["you said one", "", "you said two", ""]
 
-    def test_greeting_says_what_a_model_is_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        about = {"id": "demo", "description": "demo is a toy.", "examples": ["Sort\x1b 3 1.", "b"]}
-        listed = Answer(body={"data": [{"id": "other"}, about]})
-        out, _ = typed(monkeypatch, respond=lambda asked: listed, model="demo")
-        assert out.splitlines()[1:] == ["demo is a toy.", "Try:", "  Sort  3 1.", "  b", ""]
-
-    def test_the_default_policy_is_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_greeting_and_policy_are_those_of_the_model(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         policy = {"block_length": 32, "decoder": {"kind": "threshold", "threshold": 0.9}}
-        listed = Answer(body={"data": [{"id": "demo", "diffusion": policy}]})
-        out, _ = typed(monkeypatch, "/policy", respond=lambda asked: listed)
+        about = {"id": "demo", "description": "demo is a toy.", "examples": ["Sort\x1b 3 1.", "b"]}
+        listed = Answer(body={"data": [{"id": "other"}, about | {"diffusion": policy}]})
+        out, _ = typed(monkeypatch, "/policy", respond=lambda asked: listed, model="demo")
         shown = "block_length=32 decoder=threshold decoder.threshold=0.9"
-        assert f"the server's default policy {shown}\n" in out
+        told = ["demo is a toy.", "Try:", "  Sort  3 1.", "  b"]
+        assert out.splitlines()[1:-1] == [*told, f"the server's default policy {shown}"]
+
+    def test_cut_and_empty_answers_are_marked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        answers = [said("a", finish="length"), said()]
+
+        def short(asked: Asked) -> Answer:
+            return Answer(chunks=answers.pop(0)) if asked.body else answer(asked)
+
+        out, _ = typed(monkeypatch, "one", "two", respond=short)
+        marks = ["a", "(max_tokens ended the answer)", "", "(empty answer)"]
+        assert out.splitlines()[1:-1] == marks
 
     def test_a_model_that_is_not_listed_is_asked_all_the_same(
         self, monkeypatch: pytest.MonkeyPatch
@@ -337,27 +315,6 @@ class TestTerminal:
 
         out, server = typed(monkeypatch, "one", respond=closed, model="mine")
         assert "you said one" in out and server.asked[-1].body["model"] == "mine"
-
-    def test_answers_wrap_at_words(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("COLUMNS", "30")
-        out, _ = typed(monkeypatch, "some words that do not fit on one row")
-        assert out.splitlines()[1:3] == ["you said some words that do ", "not fit on one row"]
-
-    @pytest.mark.parametrize(
-        ("pieces", "finish", "shown"),
-        [
-            (["a"], "length", ["a", "(max_tokens ended the answer)"]),
-            ([], "stop", ["", "(empty answer)"]),
-        ],
-    )
-    def test_cut_and_empty_answers_are_marked(
-        self, pieces: list[str], finish: str, shown: list[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def short(asked: Asked) -> Answer:
-            return Answer(chunks=said(*pieces, finish=finish)) if asked.body else answer(asked)
-
-        out, _ = typed(monkeypatch, "one", respond=short)
-        assert out.splitlines()[1:] == [*shown, ""]
 
     def test_answers_cannot_move_the_cursor(self, monkeypatch: pytest.MonkeyPatch) -> None:
         out, _ = typed(monkeypatch, "a\x1b[2J\tb\x9bc")
@@ -485,29 +442,6 @@ class Screen:
         self.text = self.text[self.text.index(text) + len(text) :]
 
 
-class TestOptions:
-    def test_names_reach_into_parts(self) -> None:
-        answer = AnswerFlags(temperature=0, stop=[])
-        settings = ["decoder.threshold=0.8", "cache=none", "top_p=1", "user=me"]
-        diffusion = Diffusion(decoder="credit", settings=settings)
-        assert request_options(answer, diffusion, max_tokens=9) == {
-            "temperature": 0,
-            "max_tokens": 9,
-            "diffusion": {
-                "decoder": {"kind": "credit", "threshold": 0.8},
-                "cache": {"kind": "none"},
-            },
-            "top_p": 1,
-            "user": "me",
-        }
-
-    def test_names_of_diffusion_are_those_of_the_engine(self) -> None:
-        assert set(DIFFUSION) == set(DiffusionParams.model_fields)
-
-    @pytest.mark.parametrize(
-        ("settings", "words"),
-        [(["a"], "NAME=VALUE"), (["a=1", "a=2"], "twice"), (["a=1", "a.b=2"], "no options")],
-    )
-    def test_mistakes(self, settings: list[str], words: str) -> None:
-        with pytest.raises(ValueError, match=words):
-            request_options(AnswerFlags(), Diffusion(settings=settings))
+def test_names_of_diffusion_are_those_of_the_engine() -> None:
+    """The command line does not import the engine's model to know them."""
+    assert set(DIFFUSION) == set(DiffusionParams.model_fields)

@@ -57,6 +57,12 @@ def echo(asked: Asked) -> HttpAnswer:
     return HttpAnswer(body=said)
 
 
+def picky(asked: Asked) -> HttpAnswer:
+    if asked.body["say"] == 1:
+        return HttpAnswer(400, {"error": {"message": "no"}}, {"X-Request-Id": "req-7"})
+    return echo(asked)
+
+
 def through(
     url: str, key: str | None = None, timeout: float = 10.0, model: str | None = None
 ) -> Any:
@@ -89,17 +95,15 @@ class TestEndpoint:
         assert server.asked[0].body["model"] == "mine", "the one that is given"
 
     def test_no_more_at_once_than_allowed(self, tmp_path: Path) -> None:
-        lock, now, most = threading.Lock(), 0, 0
+        most, open_now = 0, list[int]()
         together = threading.Barrier(3)
 
         def slow(asked: Asked) -> HttpAnswer:
-            nonlocal now, most
-            with lock:
-                now += 1
-                most = max(most, now)
+            nonlocal most
+            open_now.append(1)
+            most = max(most, len(open_now))
             together.wait(60)
-            with lock:
-                now -= 1
+            open_now.pop()
             return echo(asked)
 
         source = write(tmp_path / "in", *(request(f"r{n}", say=n) for n in range(12)))
@@ -107,73 +111,52 @@ class TestEndpoint:
             run_batch(source, tmp_path / "out", through(server.url), concurrency=3)
         assert most == 3
 
-    def test_busy_servers_are_asked_again_when_they_say(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("frees", [True, False])
+    def test_busy_servers_are_asked_again_when_they_say(self, tmp_path: Path, frees: bool) -> None:
         times: list[float] = []
 
         def busy(asked: Asked) -> HttpAnswer:
             times.append(time.monotonic())
-            if len(times) > 4:
+            if len(times) > 4 and frees:
                 return echo(asked)
-            status = [429, 502, 503, 504][len(times) - 1]
-            return HttpAnswer(status, headers={"Retry-After": "0.1"})
-
-        source, target = write(tmp_path / "in", request("a", say=1)), tmp_path / "out"
-        with fake_endpoint(busy) as server:
-            summary = run_batch(source, target, through(server.url))
-        assert summary.answered == 1
-        assert read(target)["a"]["response"]["status_code"] == 200
-        assert all(after - before >= 0.1 for before, after in pairwise(times))
-
-    def test_what_stays_busy_fails_with_the_last_answer(self, tmp_path: Path) -> None:
-        def busy(asked: Asked) -> HttpAnswer:
-            error = {"error": {"message": "full"}}
-            return HttpAnswer(429, error, {"Retry-After": "0"})
+            status = [503, 429, 502, 504][len(times) % 4]
+            return HttpAnswer(status, {"error": {"message": "full"}}, {"Retry-After": "0.1"})
 
         source, target = write(tmp_path / "in", request("a", say=1)), tmp_path / "out"
         with fake_endpoint(busy) as server:
             summary = run_batch(source, target, through(server.url), tries=8)
-            assert len(server.asked) == 8
+        assert all(after - before >= 0.1 for before, after in pairwise(times))
+        response = read(target)["a"]["response"]
+        if frees:
+            assert (summary.answered, response["status_code"]) == (1, 200)
+        else:  # the last answer
+            assert (summary.failed, response["body"]) == (1, {"error": {"message": "full"}})
+        assert len(times) == (5 if frees else 8)
         assert summary.seconds < 60  # as the server says; untold, the pauses are 1, 2, ... 64 s
-        assert (summary.answered, summary.failed) == (0, 1)
-        assert read(target)["a"]["response"]["body"] == {"error": {"message": "full"}}
 
-    def test_refusals_are_written_and_others_go_on(self, tmp_path: Path) -> None:
-        def picky(asked: Asked) -> HttpAnswer:
-            if asked.body["say"] == 1:
-                return HttpAnswer(400, {"error": {"message": "no"}}, {"X-Request-Id": "req-7"})
-            return echo(asked)
-
-        source = write(tmp_path / "in", *(request(f"r{n}", say=n) for n in range(3)))
-        with fake_endpoint(picky) as server:
-            summary = run_batch(source, tmp_path / "out", through(server.url))
-        assert (summary.answered, summary.failed) == (2, 1)
-        assert read(tmp_path / "out")["r1"]["response"] == {
-            "status_code": 400,
-            "request_id": "req-7",
-            "body": {"error": {"message": "no"}},
-        }
-
-    def test_silence_and_broken_connections_fail_one_line(self, tmp_path: Path) -> None:
+    def test_refusals_silence_and_broken_connections_fail_one_line_each(
+        self, tmp_path: Path
+    ) -> None:
         over = threading.Event()
 
         def broken(asked: Asked) -> HttpAnswer:
-            if asked.body["say"] == 0:
+            if asked.body["say"] == 2:
                 return HttpAnswer(hang_up=True)
-            if asked.body["say"] == 1:
+            if asked.body["say"] == 3:
                 over.wait(60)
-            return echo(asked)
+            return picky(asked)
 
-        source = write(tmp_path / "in", *(request(f"r{n}", say=n) for n in range(3)))
+        source = write(tmp_path / "in", *(request(f"r{n}", say=n) for n in range(5)))
         with fake_endpoint(broken) as server:
             summary = run_batch(source, tmp_path / "out", through(server.url, timeout=2))
             over.set()
         answers = read(tmp_path / "out")
-        assert (summary.answered, summary.failed) == (1, 2)
-        assert answers["r0"]["error"]["code"] == "connection_error"
-        assert answers["r1"]["error"] == {
-            "code": "timeout",
-            "message": "no answer within 2 s",
-        }
+        assert (summary.answered, summary.failed) == (2, 3)
+        refusal = {"error": {"message": "no"}}
+        expected = {"status_code": 400, "request_id": "req-7", "body": refusal}
+        assert answers["r1"]["response"] == expected
+        assert answers["r2"]["error"]["code"] == "connection_error"
+        assert answers["r3"]["error"] == {"code": "timeout", "message": "no answer within 2 s"}
 
     def test_a_server_that_is_not_there_or_refuses_the_key_ends_the_batch(
         self, tmp_path: Path
@@ -188,13 +171,9 @@ class TestEndpoint:
         with pytest.raises(ConnectionError, match=r"nothing answers at http://127\.0"):
             run_batch(source, target, through(server.url))
         assert target.read_text() == ""
-
-    @pytest.mark.parametrize(
-        "address", ["localhost:8000", "http://", "ftp://a", "http://a/?b", "http://a:b"]
-    )
-    def test_addresses_that_are_none(self, address: str) -> None:
-        with pytest.raises(ValueError, match=r"expected a URL|leave out"):
-            Endpoint.at(address)
+        for address in ("localhost:8000", "http://", "ftp://a", "http://a/?b", "http://a:b"):
+            with pytest.raises(ValueError, match=r"expected a URL|leave out"):
+                Endpoint.at(address)
 
 
 @asynccontextmanager
@@ -279,10 +258,6 @@ class TestFiles:
     def test_a_failed_request_ends_the_command_with_1_also_when_nothing_is_left(
         self, tmp_path: Path
     ) -> None:
-        def picky(asked: Asked) -> HttpAnswer:
-            if asked.body["say"] == 1:
-                return HttpAnswer(400, {"error": {"message": "no"}})
-            return echo(asked)
 
         source = write(tmp_path / "in", *(request(f"r{n}", say=n) for n in range(3)))
         target = tmp_path / "out"
@@ -306,15 +281,12 @@ class TestFiles:
 
 
 def test_progress_is_logged_and_the_summary_tells_what_is_left() -> None:
-    file, summary = io.StringIO(), Summary(4, before=1)
+    file, summary = io.StringIO(), Summary(4, before=1, answered=1)
     Progress(summary, file).show()
     assert file.getvalue() == "", "quick batches say nothing"
-    progress = Progress(summary, file, log_seconds=0)
-    for name in ("answered", "failed"):
-        setattr(summary, name, 1)
-        progress.show()
-    assert file.getvalue() == "2 of 4 done, 0 failed\n3 of 4 done, 1 failed\n"
-    summary.tokens, summary.seconds = 10, 2.0
+    summary.failed, summary.tokens, summary.seconds = 1, 10, 2.0
+    Progress(summary, file, log_seconds=0).show()
+    assert file.getvalue() == "3 of 4 done, 1 failed\n"
     for words in ("1 answered, 1 failed", "1 left", "10 tokens, 5.0 tokens/s"):
         assert words in str(summary)
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from diffray.cluster.cli.bench.datasets import BUNDLED, Data, read_rows, tasks
 from diffray.cluster.cli.bench.offline import counted, look_at, timed
 from diffray.cluster.cli.bench.phases import CACHE, DECODE, HOST, MODEL, phases_of
 from diffray.cluster.cli.bench.results import percentile
-from diffray.cluster.cli.bench.roofline import Reads, memory_bandwidth, reads_of
+from diffray.cluster.cli.bench.roofline import Reads, reads_of
 from diffray.cluster.cli.bench.sweep import counts
 from diffray.cluster.cli.main import app
 from diffray.components.denoiser import Denoiser
@@ -42,8 +43,26 @@ def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(roofline.ARRAY, "cpu", 1 << 20)
 
 
+@pytest.fixture
+def numbers(tmp_path: Path) -> Path:
+    return tmp_path / "o.json"
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    return tmp_path / "o.html"
+
+
 def bench(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["bench", *arguments])
+
+
+def measured(command: str, numbers: Path, *arguments: str) -> Any:
+    """Run a benchmark; return the facts and the runs that it writes as JSON."""
+    result = bench(command, *arguments, "--output-json", str(numbers))
+    assert result.exit_code == 0, result.output
+    found = json.loads(numbers.read_text())
+    return found["facts"], found["runs"]
 
 
 class TestPercentiles:
@@ -118,40 +137,33 @@ def test_phases_of_a_device_add_up(tiny: str) -> None:
     assert sum(phases.seconds.values()) == pytest.approx(run["seconds"], rel=0.1)
 
 
-class TestReads:
-    def test_bytes_of_a_step(self, tiny: str) -> None:
-        """Bounds: all experts or one; keys of nothing, as `none` runs every position itself."""
-        with DiffusionLLM(tiny, dtype="float32") as llm:
-            model = llm.engine.model
-            assert isinstance(model, Denoiser)
-            whole = 4 * sum(p.numel() for p in model.parameters())
-            table = 4 * model.embedding.weight_VH.numel()
-            experts = [m for m in model.modules() if isinstance(m, Experts)]
-            routed = 4 * sum(p.numel() for m in experts for p in m.parameters())
+def test_bytes_that_a_step_reads(llm: DiffusionLLM) -> None:
+    """Bounds: all experts or one; keys of nothing, as `none` runs every position itself."""
+    model = llm.engine.model
+    assert isinstance(model, Denoiser)
+    width = model.embedding.weight_VH.element_size()
+    whole = width * sum(p.numel() for p in model.parameters())
+    table = width * model.embedding.weight_VH.numel()
+    experts = [m for m in model.modules() if isinstance(m, Experts)]
+    routed = width * sum(p.numel() for m in experts for p in m.parameters())
 
-            def look(cache: str) -> Reads:
-                params = SamplingParams(max_tokens=32, ignore_eos=True, seed=0)
-                params = params.model_copy(
-                    update={"diffusion": SamplingParams(diffusion={"cache": {"kind": cache}})
-                            .diffusion}
-                )  # fmt: skip
-                with reads_of(llm.engine) as reads:
-                    llm.generate([list(range(1, 9))], params, use_tqdm=False)
-                return reads
+    def look(cache: str) -> Reads:
+        params = SamplingParams(
+            max_tokens=32, ignore_eos=True, seed=0, diffusion={"cache": {"kind": cache}}
+        )
+        with reads_of(llm.engine) as reads:
+            llm.generate([list(range(1, 9))], params, use_tqdm=False)
+        return reads
 
-            none, dual = look("none"), look("dual")
-            assert none.keys == 0 < dual.keys
-            least, most = whole - table - routed, whole - table
-            assert least < none.weights / none.forwards <= most
-            spec = model.spec
-            position = 2 * 4 * spec.num_layers * spec.num_kv_heads * spec.head_dim
-            # Its first step runs all 40 positions, the others the 32 of the block.
-            assert dual.keys == (dual.forwards - 1) * 8 * position
-            llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4), use_tqdm=False)
-            assert dual.weights == look("dual").weights  # what is counted ends with the block
-
-    def test_bandwidth_is_measured(self) -> None:
-        assert memory_bandwidth(torch.device("cpu")) > 1e8
+    none, dual = look("none"), look("dual")
+    assert none.keys == 0 < dual.keys
+    assert whole - table - routed < none.weights / none.forwards <= whole - table
+    spec = model.spec
+    position = 2 * width * spec.num_layers * spec.num_kv_heads * spec.head_dim
+    # Its first step runs all 40 positions, the others the 32 of the block.
+    assert dual.keys == (dual.forwards - 1) * 8 * position
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4), use_tqdm=False)
+    assert dual.weights == look("dual").weights  # what is counted ends with the block
 
 
 class TestCounting:
@@ -211,57 +223,72 @@ class TestCounters:
 
 
 class TestOffline:
-    def test_latency(self, tiny: str, tmp_path: Path) -> None:
-        result = bench(
-            *("latency", "--model", tiny, "--batch-size", "1,3", "--input-len", "8"),
-            *("--output-len", "12", "--num-iters-warmup", "1", "--num-iters", "2"),
-            *("--decoder", "fixed", "--set", "decoder.steps=6", "--block-length", "12"),
-            *("--output-json", str(tmp_path / "o.json"), "--report", str(tmp_path / "o.html")),
-        )
-        assert result.exit_code == 0, result.output
-        assert "Avg latency: " in result.output and "99% percentile latency: " in result.output
-        one, three = json.loads((tmp_path / "o.json").read_text())["runs"]
+    def test_latency(self, tiny: str, numbers: Path, page: Path) -> None:
+        flags = "--batch-size 1,3 --input-len 8 --output-len 12 --num-iters-warmup 1 --num-iters 2 "
+        flags += "--decoder fixed --set decoder.steps=6 --block-length 12"
+        report = "--report", str(page)
+        _, (one, three) = measured("latency", numbers, "--model", tiny, *flags.split(), *report)
         assert (one["batch_size"], three["batch_size"]) == (1, 3)
         assert (one["tokens"], one["forwards"], one["tokens_per_forward"]) == (24, 12, 2)
         assert (three["tokens"], three["forwards"], three["tokens_per_forward"]) == (72, 12, 2)
         assert sum(one["split_share"].values()) == pytest.approx(1)
         assert one["tokens_per_second"] == pytest.approx(one["tokens"] / one["seconds"])
         assert one["roofline_share"] > 0
-        page = (tmp_path / "o.html").read_text()
         for foreign in ("<script", "<link", "<img", "@import", "url(", "src="):
-            assert foreign not in page
-        assert "share" in page and "host ms" in page and "batch 3" in page
+            assert foreign not in page.read_text()
+        assert "share" in page.read_text() and "batch 3" in page.read_text()
 
-    def test_throughput_by_task(self, tiny: str, tmp_path: Path) -> None:
+    def test_throughput_by_task(self, tiny: str, tmp_path: Path, numbers: Path) -> None:
         own = tmp_path / "own.jsonl"
-        lines = [
-            {"prompt": "abc", "task": t, "max_tokens": n}
-            for t, n in zip("xyx", (4, 5, 6), strict=True)
-        ]
-        own.write_text("\n".join(json.dumps(line) for line in lines))
-        result = bench(
-            *("throughput", "--model", tiny, "--dataset-name", "custom,random"),
-            *("--dataset-path", str(own), "--num-prompts", "3", "--input-len", "4"),
-            *("--ignore-eos", "--max-num-seqs", "1", "--set", "max_tokens=9"),
-            *("--output-json", str(tmp_path / "o.json"), "--report", str(tmp_path / "o.html")),
-        )
-        assert result.exit_code == 0, result.output
-        runs = json.loads((tmp_path / "o.json").read_text())["runs"]
-        assert [(run["name"], run["requests"], run["tokens"]) for run in runs] == [
-            ("x", 2, 18), ("y", 1, 9), ("random", 3, 27)
-        ]  # fmt: skip
-        assert all(run["sequence_rate"] > 0 for run in runs)
-        assert "tokens per forward" in " ".join((tmp_path / "o.html").read_text().split())
+        tasks = zip("xyx", (4, 5, 6), strict=True)
+        lines = ({"prompt": "abc", "task": task, "max_tokens": most} for task, most in tasks)
+        own.write_text("\n".join(map(json.dumps, lines)))
+        flags = "--dataset-name custom,random --num-prompts 3 --input-len 4 --ignore-eos"
+        flags += f" --max-num-seqs 1 --model {tiny} --dataset-path {own}"
+        # The lengths of a file hold where none is typed.
+        for typed, found in (((), (10, 5)), (("--set", "max_tokens=9"), (18, 9))):
+            _, (x, y, chance) = measured("throughput", numbers, *flags.split(), *typed)
+            assert (x["name"], x["requests"], x["tokens"]) == ("x", 2, found[0])
+            assert (y["name"], y["requests"], y["tokens"]) == ("y", 1, found[1])
+            assert (chance["name"], chance["requests"]) == ("random", 3)
+            assert min(run["sequence_rate"] for run in (x, y, chance)) > 0
+        assert chance["tokens"] == 3 * 9
 
-    def test_the_files_lengths_hold_where_none_is_typed(self, tiny: str, tmp_path: Path) -> None:
-        own = tmp_path / "own.jsonl"
-        own.write_text('{"prompt": "abc", "max_tokens": 5}')
-        result = bench(
-            *("throughput", "--model", tiny, "--dataset-name", "custom", "--dataset-path"),
-            *(str(own), "--ignore-eos", "--output-json", str(tmp_path / "o.json")),
-        )
-        assert result.exit_code == 0, result.output
-        assert json.loads((tmp_path / "o.json").read_text())["runs"][0]["tokens"] == 5
+    def test_prompts_come_again_and_are_run_again(self, numbers: Path) -> None:
+        flags = "--model demo-llada2 --batch-size 1 --num-iters 2 --num-iters-warmup 0 "
+        flags += "--input-len 200 --output-len 4 --enable-prefix-caching"
+        facts, _ = measured("latency", numbers, *flags.split())
+        assert facts["prefix caching"] == "on"
+
+    @pytest.mark.parametrize("finished", [0, 1])
+    def test_an_interrupt_keeps_finished_batches(
+        self, tiny: str, numbers: Path, page: Path, monkeypatch: pytest.MonkeyPatch, finished: int
+    ) -> None:
+        """And their report, which tells what was not typed."""
+        looks = iter(range(9))
+
+        def pressed(*arguments: object) -> object:
+            if next(looks) == finished:
+                raise KeyboardInterrupt
+            return look_at(*arguments)  # type: ignore[arg-type]  # handed on as they come
+
+        monkeypatch.setattr(offline, "look_at", pressed)
+        flags = "--batch-size 1,2 --num-iters 1 --num-iters-warmup 0 --input-len 8 --output-len 4"
+        places = "--report", str(page), "--output-json", str(numbers)
+        result = bench("latency", "--model", tiny, *flags.split(), *places)
+        assert result.exit_code == 130, result.output
+        (line,) = result.stderr.splitlines()
+        assert ("after 1 of 2 runs" if finished else "there are no results") in line
+        assert page.exists() == numbers.exists() == bool(finished)
+        if finished:
+            found, asked = json.loads(numbers.read_text()), "prompts of 8 tokens, max_tokens 4"
+            facts = found["facts"]
+            assert len(found["runs"]) == 1 and "after 1 of 2 runs" in page.read_text()
+            assert facts["block length"] == "32" and facts["prefix caching"] == "off"
+            parts = ("decoder", "iteration", "cache")
+            kinds = [json.loads(facts[part])["kind"] for part in parts]
+            assert kinds == ["threshold", "blockwise", "dual"]
+            assert asked in facts["requests of a batch"] and asked in page.read_text()
 
 
 # What is refused before the first run, and parts of the one sentence; OWN is a wrong file.
@@ -298,59 +325,6 @@ def test_random_prompts_may_begin_alike_and_ignore_ends_unless_told(llm: Diffusi
         assert [len(prompt) for prompt in prompts] == [10] * 3
         assert len({tuple(prompt[:6]) for prompt in prompts}) == 1
         assert len({tuple(prompt[6:]) for prompt in prompts}) == 3
-
-
-SHORT = "--num-iters 1 --num-iters-warmup 0 --input-len 8 --output-len 4".split()
-
-
-def test_a_report_tells_what_was_not_typed(tiny: str, tmp_path: Path) -> None:
-    page, numbers = tmp_path / "o.html", tmp_path / "o.json"
-    places = "--report", str(page), "--output-json", str(numbers)
-    result = bench("latency", "--model", tiny, "--batch-size", "1", *SHORT, *places)
-    assert result.exit_code == 0, result.output
-    facts = json.loads(numbers.read_text())["facts"]
-    assert facts["block length"] == "32"
-    kinds = [json.loads(facts[part])["kind"] for part in ("decoder", "iteration", "cache")]
-    assert kinds == ["threshold", "blockwise", "dual"]
-    assert facts["requests of a batch"] == "1, prompts of 8 tokens, max_tokens 4"
-    assert facts["requests of a batch"].partition(", ")[2] in page.read_text()
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_prompts_come_again_and_are_run_again(tmp_path: Path, shared: bool) -> None:
-    numbers = tmp_path / "o.json"
-    result = bench(
-        *("latency", "--model", "demo-llada2", "--batch-size", "1", "--num-iters", "2"),
-        *("--num-iters-warmup", "0", "--input-len", "200", "--output-len", "4"),
-        *("--output-json", str(numbers), *(["--enable-prefix-caching"] * shared)),
-    )
-    assert result.exit_code == 0, result.output
-    facts = json.loads(numbers.read_text())["facts"]
-    assert facts["prefix caching"] == ("on" if shared else "off")
-
-
-@pytest.mark.parametrize("finished", [0, 1])
-def test_an_interrupt_keeps_finished_batches(
-    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: int
-) -> None:
-    looks = iter(range(9))
-
-    def pressed(*arguments: object) -> object:
-        if next(looks) == finished:
-            raise KeyboardInterrupt
-        return look_at(*arguments)  # type: ignore[arg-type]  # handed on as they come
-
-    monkeypatch.setattr(offline, "look_at", pressed)
-    page, numbers = tmp_path / "o.html", tmp_path / "o.json"
-    places = "--report", str(page), "--output-json", str(numbers)
-    result = bench("latency", "--model", tiny, "--batch-size", "1,2", *SHORT, *places)
-    assert result.exit_code == 130, result.output
-    (line,) = result.stderr.splitlines()
-    assert ("after 1 of 2 runs" if finished else "there are no results") in line
-    assert page.exists() == numbers.exists() == bool(finished)
-    if finished:
-        assert len(json.loads(numbers.read_text())["runs"]) == 1
-        assert "after 1 of 2 runs" in page.read_text()
 
 
 @pytest.mark.parametrize("experts", [2, 4, 8, 12, 16, 64])

@@ -216,11 +216,6 @@ class TestCounters:
         assert found["diffusion_committed_per_step"] == (120 - 20) / 50
         assert found["preemptions"] == 3
 
-    def test_a_server_without_them(self) -> None:
-        assert between({}, {}, 1.0) == {}
-        plain = parse("vllm:num_requests_running 1.0\n")
-        assert between(plain, plain, 1.0) == {}
-
 
 class TestOffline:
     def test_latency(self, tiny: str, numbers: Path, page: Path) -> None:

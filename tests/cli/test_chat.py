@@ -106,16 +106,6 @@ class TestPiped:
         assert [turn["role"] for turn in second.body["messages"]] == ["user", "assistant", "user"]
         assert second.body["messages"][1]["content"] == "you said one"
 
-    def test_options_arrive(self) -> None:
-        options = {"max_tokens": 7, "diffusion": {"decoder": {"kind": "credit"}}}
-        _, server = piped("a", model="mine", options=options, system="Be brief.", api_key="key")
-        (asked,) = server.asked
-        assert asked.body["model"] == "mine"
-        assert asked.body["max_tokens"] == 7
-        assert asked.body["diffusion"] == {"decoder": {"kind": "credit"}}
-        assert asked.body["messages"][0] == {"role": "system", "content": "Be brief."}
-        assert asked.headers["authorization"] == "Bearer key"
-
     def test_commands(self) -> None:
         out, server = piped("/help\none\n/system Shout.\n/clear\ntwo\n/system\nthree\n/exit\nfour")
         assert out == f"{HELP}\nyou said one\nyou said two\nyou said three\n"
@@ -224,7 +214,6 @@ class TestPiped:
     @pytest.mark.parametrize(
         ("line", "words"),
         [
-            ("/what", "/help"),
             ("/polic", "did you mean '/policy'"),
             ("/policy credit", "expected NAME=VALUE"),
             ("/policy temperature=1", "'temperature' is not a part of a policy"),

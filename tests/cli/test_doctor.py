@@ -6,7 +6,6 @@ import resource
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -86,21 +85,14 @@ def test_json_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels == "torch's; there is no GPU to try Triton's on"
 
 
-@pytest.mark.parametrize(
-    ("done", "message"),
-    [
-        (
-            {"return_value": subprocess.CompletedProcess([], 1, "", "first\nno space left.")},
-            "Ray could not be started (no space left); see /tmp/ray",
-        ),
-        ({"side_effect": subprocess.TimeoutExpired([], 1)}, "Ray did not start within"),
-    ],
-)
-def test_a_ray_that_does_not_start_must_be_fixed(
-    done: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subprocess, "run", Mock(**done))
-    assert machine_checks.ray().fix.startswith(message)
+def test_a_ray_that_does_not_start_must_be_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = subprocess.CompletedProcess([], 1, "", "first\nno space left.")
+    monkeypatch.setattr(subprocess, "run", Mock(return_value=full))
+    said = "Ray could not be started (no space left); see /tmp/ray"
+    assert machine_checks.ray().fix.startswith(said)
+    late = subprocess.TimeoutExpired([], 1)
+    monkeypatch.setattr(subprocess, "run", Mock(side_effect=late))
+    assert machine_checks.ray().fix.startswith("Ray did not start within")
 
 
 @pytest.mark.slow
@@ -116,10 +108,7 @@ def test_the_cpu_s_features_and_the_dtype_they_favour(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
     assert cpu().found.endswith("cores, avx2; dtype auto is float32")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    assert cpu().found.endswith(
-        "cores, avx512_bf16; dtype auto is float32, because without AMX bfloat16 was half as fast, "
-        "despite avx512_bf16"
-    )
+    assert "float32, because without AMX" in cpu().found
 
 
 @pytest.mark.parametrize(

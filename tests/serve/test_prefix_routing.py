@@ -1,6 +1,5 @@
 """Which replica a prefix's requests go to: the same one, unless it is much busier than others."""
 
-import asyncio
 import random
 from collections import Counter
 from pathlib import Path
@@ -83,7 +82,7 @@ class TestChoice:
         assert max(loads.values()) == FACTOR * 100 and min(loads.values()) >= 50
 
 
-def test_calls_of_a_handle_go_by_their_prompts() -> None:
+async def test_calls_of_a_handle_go_by_their_prompts() -> None:
     """A door's calls name a method first, which is none."""
     from ray.serve._private.common import (
         DeploymentHandleSource,
@@ -95,29 +94,24 @@ def test_calls_of_a_handle_go_by_their_prompts() -> None:
 
     from diffray.cluster.serve.prefix_router import PrefixRouter
 
-    deployment = DeploymentID("some", "app")
-    replicas: list[Any] = [
-        SimpleNamespace(replica_id=ReplicaID(f"replica {n}", deployment)) for n in range(8)
-    ]
-
     make: Any = PrefixRouter  # Ray's constructor has no types
+    deployment = DeploymentID("some", "app")
+    ids = [ReplicaID(f"replica {number}", deployment) for number in range(8)]
+    replicas: list[Any] = [SimpleNamespace(replica_id=each) for each in ids]
 
-    async def candidates(method: str, *given: object) -> list[list[str]]:
+    async def candidates(method: str, *given: object) -> list[str]:
         router = make(deployment, DeploymentHandleSource.UNKNOWN)
         call = PendingRequest([*given], {}, RequestMetadata("1", "1", method))
-        found = await router.choose_replicas(replicas, call)
-        return [[each.replica_id.unique_id for each in several] for several in found]
+        first, *_ = await router.choose_replicas(replicas, call)
+        return [each.replica_id.unique_id for each in first]
 
-    async def call_all() -> None:
-        for text in ("one", "two", "three", "four"):
-            body = chat(user(text))
-            first = choose(str(prefix_key(body)), idle(8))
-            assert (await candidates("chat", body))[0] == [first]
-            assert (await candidates("ask", "chat", body))[0] == [first]
-            assert (await candidates("ask_stream", "stream_chat", body))[0] == [first]
-        assert await candidates("ask", "tokenizer_info", None) == [[*idle(8)]]
-
-    asyncio.run(call_all())
+    for text in ("one", "two", "three", "four"):
+        body = chat(user(text))
+        expected = [choose(str(prefix_key(body)), idle(8))]
+        assert await candidates("chat", body) == expected
+        assert await candidates("ask", "chat", body) == expected
+        assert await candidates("ask_stream", "stream_chat", body) == expected
+    assert await candidates("ask", "tokenizer_info", None) == [*idle(8)]
 
 
 def test_haproxy_goes_by_the_same_numbers() -> None:

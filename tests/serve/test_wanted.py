@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from diffray.cluster.control.engine_client import EngineFailed, Load
-from diffray.cluster.control.weight_changes import InFlight
+from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.serve.wanted import EveryReplica, Record, Wanted
 from diffray.components.checkpoints.update import check_folder
 from diffray.workers.adapters import LoadedAdapters
@@ -18,41 +17,28 @@ from diffray.workers.trainer_orders import (
     TrainerOrder,
 )
 from tests.helpers.adapters import Story
+from tests.helpers.recorder import Recorder
 from tests.helpers.tiny import tiny_checkpoint
 
 RANKS = 2  # of each replica
 pytestmark = pytest.mark.usefixtures("stored")
 
 
-class Engine:
-    """An engine that notes its weights and its sleep, or refuses weights."""
+class Engine(Recorder):
+    """An engine that may refuse what it is told."""
 
-    def __init__(self) -> None:
-        self.level = 0
-        self.orders: list[TrainerOrder] = []
-        self.made: list[tuple[str, InFlight, str | None]] = []
-        self.refuses = ""
+    refuses = ""
 
-    async def update_weights(
-        self, source: Any, in_flight: InFlight = "finish", version: str | None = None
-    ) -> str:
+    async def update_weights(self, *given: Any, **named: Any) -> str:
         await asyncio.sleep(0.001)
         if self.refuses:
             raise ValueError(self.refuses)
-        self.made.append((source, in_flight, version))
-        return str(version)
+        return await super().update_weights(*given, **named)
 
     async def ask_trainer(self, order: TrainerOrder) -> Received:
         if self.refuses:
             raise ValueError(self.refuses)
-        self.orders.append(order)
-        return Received(folder="/received" if order.receive else "")
-
-    async def sleep(self, level: int) -> None:
-        self.level = level
-
-    async def load(self) -> Load:
-        return Load(sleep_level=self.level)
+        return await super().ask_trainer(order)
 
 
 class Deployment:
@@ -100,11 +86,11 @@ async def test_all_replicas_get_new_weights_and_later_ones_the_newest() -> None:
     assert await second.update_weights("/b", "restart", "step 2") == "step 2"
     assert await first.update_weights("/c") == "3"
     made = [("/a", "finish", "1"), ("/b", "restart", "step 2"), ("/c", "finish", "3")]
-    assert [engine.made for engine in found.engines] == [made] * 3
+    assert [engine.updates for engine in found.engines] == [made] * 3
     late = found.start()
     assert await late.catch_up() == ""
-    assert found.engines[-1].made == made[-1:]
-    assert await late.catch_up() == "" and len(found.engines[-1].made) == 1
+    assert found.engines[-1].updates == made[-1:]
+    assert await late.catch_up() == "" and len(found.engines[-1].updates) == 1
     with pytest.raises(ValueError, match="already have version 3"):
         await late.update_weights("/d", version="3")
 
@@ -116,13 +102,13 @@ async def test_a_replica_that_no_message_reached_reads_the_record(
     found = Deployment(2)
     found.deaf = {1}
     await found.replicas[0].update_weights("/a")
-    assert found.engines[1].made == []
+    assert found.engines[1].updates == []
     looking = asyncio.create_task(found.replicas[1].keep_up())
     async with asyncio.timeout(60):
-        while not found.engines[1].made:
+        while not found.engines[1].updates:
             await asyncio.sleep(0.01)
     looking.cancel()
-    assert found.engines[1].made == found.engines[0].made
+    assert found.engines[1].updates == found.engines[0].updates
 
 
 async def test_operators_at_two_replicas_end_with_the_same_weights(
@@ -137,7 +123,7 @@ async def test_operators_at_two_replicas_end_with_the_same_weights(
         )
     )
     assert len({*made}) == len(stored) == 9
-    (last,) = {engine.made[-1] for engine in found.engines}
+    (last,) = {engine.updates[-1] for engine in found.engines}
     newest = await found.record.newest()
     assert last == (newest.source, newest.in_flight, newest.version)
     assert await Record("other").newest() == Wanted()
@@ -164,10 +150,10 @@ async def test_all_replicas_sleep_and_those_that_start_meanwhile_too() -> None:
     assert await found.start().catch_up() == ""
     await found.replicas[0].update_weights("/b")
     assert [engine.level for engine in found.engines] == [2, 2, 2]
-    assert {engine.made[-1][0] for engine in found.engines} == {"/b"}
+    assert {engine.updates[-1][0] for engine in found.engines} == {"/b"}
     await found.replicas[2].sleep(0)
     assert [engine.level for engine in found.engines] == [0, 0, 0]
-    assert len(found.engines[0].made) == 2
+    assert len(found.engines[0].updates) == 2
 
 
 async def test_all_replicas_know_the_adapters_that_are_loaded(tmp_path: Path) -> None:
@@ -223,7 +209,7 @@ async def test_all_replicas_take_their_ranks_of_a_trainer_s_group() -> None:
     assert (await late.ask_trainer(SENT)).folder == "/received"
     assert await late.update_weights("/received") == "1"
     assert found.engines[2].orders == []
-    assert [engine.made[-1][0] for engine in found.engines] == ["/received"] * 3
+    assert [engine.updates[-1][0] for engine in found.engines] == ["/received"] * 3
     for engine in found.engines[:2]:
         engine.refuses = "1 unexpected: tail"
     with pytest.raises(ValueError, match="tail"):
@@ -252,7 +238,7 @@ async def test_what_does_not_fit_or_reaches_no_replica_is_not_wanted(
     found.deaf = {0, 1}
     with pytest.raises(EngineFailed, match="no replica answered"):
         await found.replicas[0].update_weights("/a")
-    assert stored == {} and [engine.made for engine in found.engines] == [[], []]
+    assert stored == {} and [engine.updates for engine in found.engines] == [[], []]
     await found.replicas[0].sleep(1)
     assert found.engines[0].level == 1, "it reaches itself"
 

@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 import diffray
 from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.api.settings import key_digest
 from diffray.cluster.cli.flags import Diffusion, Sampling
 from diffray.cluster.cli.main import app
 from diffray.cluster.cli.playback import Playback
@@ -338,7 +339,8 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
     """Flags may have vLLM's names."""
     flags = "--print-config --tp 2 --ep --replicas 1:3 --decoder credit --set decoder.threshold=0.8"
     flags += " --max-model-len 4096 --max-num-seqs 8 --dtype half --enable-prefix-caching"
-    flags += " --kv-cache-memory 1.5GiB"
+    flags += " --kv-cache-memory 1.5GiB --api-key secret --operator-key secret --no-page"
+    flags += " --allowed-origins https://chat.example.com"
     result = diffray_says("serve", "demo-llada2", "--served-model-name", "mine", *flags.split())
     assert result.exit_code == 0, result.stderr
     (found,) = yaml.safe_load(result.stdout)["applications"]
@@ -348,6 +350,13 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
     assert config.engine_kwargs.tensor_parallel_size == 2 and config.engine_kwargs.expert_parallel
     assert config.engine_kwargs.kv_cache_memory == 3 << 29
     assert config.diffusion.decoder == Credit(threshold=0.8)
+    assert "secret" not in result.output
+    assert found["args"]["api"] == {
+        "api_keys": [key_digest("secret")],
+        "operator_keys": [key_digest("secret")],
+        "cors_origins": ["https://chat.example.com"],
+        "page": False,
+    }
     scaling = config.deployment_config.autoscaling_config
     assert scaling is not None and (scaling.min_replicas, scaling.max_replicas) == (1, 3)
 

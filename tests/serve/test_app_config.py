@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from diffray.cluster.api.settings import key_digest
-from diffray.cluster.cli.main import app
 from diffray.cluster.serve.app_config import AppConfig, app_config
 from diffray.cluster.serve.config_file import (
     Application,
@@ -77,14 +75,18 @@ FILES = [
 
 
 class TestFile:
-    def test_all_parts_arrive(self, tmp_path: Path) -> None:
+    def test_all_parts_arrive_and_are_written_for_serve(self, tmp_path: Path) -> None:
         (tmp_path / "a.yaml").write_text(FULL)
-        (app,) = read_applications(tmp_path / "a.yaml").models
+        found = read_applications(tmp_path / "a.yaml")
+        (app,) = found.models
         assert (app.name, app.route_prefix) == ("llada", "/")
         assert (app.config.model_id, app.config.model_source) == ("llada", "/models/llada")
         assert app.config.engine_kwargs.tensor_parallel_size == 4
         assert app.config.diffusion.decoder == Credit()
         assert app.config.generation_defaults.max_tokens == 512
+        (written,) = serve_config(found)["applications"]
+        assert app_config(written["args"]) == app.config
+        assert written["import_path"] == "diffray.cluster.app:build"
 
     def test_several_models_get_paths_of_their_own(self) -> None:
         given = [model("a"), model("org/b")]
@@ -95,12 +97,6 @@ class TestFile:
             assert apps.door.config.models == {"a": "a", "org/b": "org-b"}
         (chosen,) = applications(model("llada", route_prefix="/v/llada"), "x").models
         assert (chosen.route_prefix, chosen.config.model_source) == ("/v/llada", "llada")
-
-    def test_written_for_serve_reads_back_the_same(self) -> None:
-        apps = applications(parse_yaml(FULL, "x"), "x")
-        (written,) = serve_config(apps)["applications"]
-        assert app_config(written["args"]) == apps.models[0].config
-        assert written["import_path"] == "diffray.cluster.app:build"
 
     @pytest.mark.parametrize(("text", "words"), FILES)
     def test_mistakes_are_one_sentence(self, tmp_path: Path, text: str, words: str) -> None:
@@ -232,18 +228,3 @@ def test_a_few_aliases_are_fine() -> None:
     given = parse_yaml("a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}", "x")
     assert given == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}
     assert parse_yaml("", "x") is None
-
-
-def test_flags_become_digests_and_origins() -> None:
-    flags = ["--api-key", "secret", "--allowed-origins", "https://chat.example.com"]
-    flags += ["--operator-key", "secret", "--no-page"]
-    shown = CliRunner().invoke(app, ["serve", "demo", *flags, "--print-config"])
-    assert shown.exit_code == 0, shown.output
-    (application,) = yaml.safe_load(shown.stdout)["applications"]
-    assert application["args"]["api"] == {
-        "api_keys": [key_digest("secret")],
-        "operator_keys": [key_digest("secret")],
-        "cors_origins": ["https://chat.example.com"],
-        "page": False,
-    }
-    assert "secret" not in shown.output

@@ -22,14 +22,10 @@ LISTED: list[dict[str, float]] = [{"GPU": 1, "node_a": 1}, {"GPU": 1}]
 
 
 class TestPlacement:
-    def test_one_bundle_for_the_replica_and_one_for_each_rank(self) -> None:
-        four = config(engine_kwargs={"tensor_parallel_size": 4})
-        assert placement_bundles(four) == [{"CPU": 1}] + [{"GPU": 1, "CPU": 1}] * 4
-        assert resources(four, replicas=2) == {"GPU": 8, "CPU": 10}
-
     @pytest.mark.parametrize(
         ("wish", "ranks"),
         [
+            (config(engine_kwargs=TWO), [{"GPU": 1, "CPU": 1}] * 2),
             (config("cpu"), [{"CPU": 1}]),
             (config("cpu", engine_kwargs=TWO | {"cpu_threads": 3}), [{"CPU": 3}] * 2),
             (
@@ -46,8 +42,13 @@ class TestPlacement:
             ),
         ],
     )
-    def test_the_bundles_of_ranks(self, wish: AppConfig, ranks: list[dict[str, float]]) -> None:
+    def test_one_bundle_for_the_replica_and_one_for_each_rank(
+        self, wish: AppConfig, ranks: list[dict[str, float]]
+    ) -> None:
         assert placement_bundles(wish) == [{"CPU": 1}, *ranks]
+        assert resources(wish, replicas=2)["CPU"] == 2 + 2 * sum(
+            each.get("CPU", 0) for each in ranks
+        )
 
     @pytest.mark.parametrize(
         ("device", "bundle", "words"),

@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncGenerator
@@ -291,40 +289,21 @@ def test_progress_is_logged_and_the_summary_tells_what_is_left() -> None:
         assert words in str(summary)
 
 
-INTERRUPTED = """
-import sys
-from pathlib import Path
-from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.batch_backends import endpoint_answers
-from diffray.cluster.cli.batch_run import run_batch
-from diffray.cluster.cli.endpoint import Endpoint
-url, source, target = sys.argv[1:]
-made = run_batch(Path(source), Path(target), endpoint_answers(Endpoint.at(url)), concurrency=1)
-print(made.interrupted, made)
-"""
-
-
-@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_there(tmp_path: Path) -> None:
-    reached, over = threading.Event(), threading.Event()
+    over = threading.Event()
 
     def stuck(asked: Asked) -> HttpAnswer:
         if asked.body["say"] == 2:
-            reached.set()
+            os.kill(os.getpid(), signal.SIGINT)
             over.wait(120)
         return echo(asked)
 
     source = write(tmp_path / "in", *(request(f"r{n}", say=n) for n in range(4)))
     with fake_endpoint(stuck) as server:
-        command = [sys.executable, "-c", INTERRUPTED, server.url, str(source)]
-        command.append(str(tmp_path / "out"))
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
-            assert reached.wait(120)
-            process.send_signal(signal.SIGINT)
-            said, _ = process.communicate(timeout=60)
+        summary = run_batch(source, tmp_path / "out", through(server.url), concurrency=1)
         over.set()
-    assert said.startswith("True 4 requests: 2 answered, 0 failed, 2 left")
+    assert summary.interrupted
+    assert str(summary).startswith("4 requests: 2 answered, 0 failed, 2 left")
     assert sorted(read(tmp_path / "out")) == ["r0", "r1"]
 
 

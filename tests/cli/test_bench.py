@@ -8,7 +8,6 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from benchmarks.random_checkpoint import Shape, config_of
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.bench import offline, roofline
 from diffray.cluster.cli.bench.counters import between, parse
@@ -249,12 +248,6 @@ class TestOffline:
             assert min(run["sequence_rate"] for run in (x, y, chance)) > 0
         assert chance["tokens"] == 3 * 9
 
-    def test_prompts_come_again_and_are_run_again(self, numbers: Path) -> None:
-        flags = "--model demo-llada2 --batch-size 1 --num-iters 2 --num-iters-warmup 0 "
-        flags += "--input-len 200 --output-len 4 --enable-prefix-caching"
-        facts, _ = measured("latency", numbers, *flags.split())
-        assert facts["prefix caching"] == "on"
-
     @pytest.mark.parametrize("finished", [0, 1])
     def test_an_interrupt_keeps_finished_batches(
         self, tiny: str, numbers: Path, page: Path, monkeypatch: pytest.MonkeyPatch, finished: int
@@ -320,9 +313,3 @@ def test_random_prompts_may_begin_alike_and_ignore_ends_unless_told(llm: Diffusi
         assert [len(prompt) for prompt in prompts] == [10] * 3
         assert len({tuple(prompt[:6]) for prompt in prompts}) == 1
         assert len({tuple(prompt[6:]) for prompt in prompts}) == 3
-
-
-@pytest.mark.parametrize("experts", [2, 4, 8, 12, 16, 64])
-def test_groups_of_random_experts_have_the_two_that_judge_them(experts: int) -> None:
-    groups = config_of("llada2_moe", Shape(experts=experts))["n_group"]
-    assert experts % groups == 0 and experts // groups >= 2

@@ -208,10 +208,6 @@ class TestEndings:
         assert said.startswith("diffray: ") and says in said
         assert not fake.asked
 
-    def test_an_unreachable_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        replace_guidellm(monkeypatch)
-        assert "nothing answers" in refused("http://127.0.0.1:9", "--dataset-name", "demo")
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("generator", ["stand-in", "guidellm"])

@@ -3,11 +3,7 @@
 import io
 import json
 import os
-import pty
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -305,6 +301,31 @@ class TestTerminal:
         out, server = typed(monkeypatch, "one", respond=closed, model="mine")
         assert "you said one" in out and server.asked[-1].body["model"] == "mine"
 
+    def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        screen = Terminal()
+
+        def endless(asked: Asked) -> Answer:
+            if asked.path == "/v1/models" or len(asked.body["messages"]) > 1:
+                return answer(asked)
+
+            def pieces() -> Iterator[Json | str]:
+                while "on and on and" not in screen.getvalue():
+                    yield chunk("on and ")
+                os.kill(os.getpid(), signal.SIGINT)
+                while True:
+                    yield chunk("on and ")
+
+            return Answer(chunks=pieces())
+
+        out, server = typed(monkeypatch, "go", "again", respond=endless, out=screen)
+        assert server.hung_up.wait(60)
+        assert "(stopped)\nyou said again\n" in out
+        go, kept, again = server.asked[-1].body["messages"]
+        assert (go["content"], again["content"]) == ("go", "again")
+        assert kept["content"].startswith("on and on and ")
+
     def test_answers_cannot_move_the_cursor(self, monkeypatch: pytest.MonkeyPatch) -> None:
         out, _ = typed(monkeypatch, "a\x1b[2J\tb\x9bc")
         assert out.splitlines()[1] == "you said a [2J    b c"
@@ -366,69 +387,6 @@ class TestSteps:
         (asked,) = (each for each in server.asked if each.body)
         assert "stream_options" not in asked.body
         assert all("\N{LIGHT SHADE}" not in screen.text_of(state) for state in screen.states)
-
-
-PROGRAM = """
-import sys
-from diffray.cluster.cli.chat import chat
-from diffray.cluster.cli.endpoint import Endpoint
-chat(Endpoint.at(sys.argv[1]))
-print("heavy:", sorted({"torch", "ray", "transformers"} & set(sys.modules)))
-"""
-
-
-@pytest.mark.slow
-def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves() -> None:
-    """In a real terminal: what was said before Ctrl-C stays part of the conversation."""
-    stop = threading.Event()
-
-    def endless(asked: Asked) -> Answer:
-        if asked.path == "/v1/models" or len(asked.body["messages"]) > 1:
-            return answer(asked)
-
-        def pieces() -> Iterator[Json | str]:
-            while not stop.wait(0.02):
-                yield chunk("on and ")
-
-        return Answer(chunks=pieces())
-
-    main, tty = pty.openpty()
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "dumb"}
-    with fake_endpoint(endless) as server:
-        command = [sys.executable, "-c", PROGRAM, server.url]
-        process = subprocess.Popen(command, stdin=tty, stdout=tty, stderr=tty, env=env)
-        os.close(tty)
-        screen = Screen(main)
-        screen.wait_for("> ")
-        os.write(main, b"go\n")
-        screen.wait_for("on and on and ")
-        process.send_signal(signal.SIGINT)
-        screen.wait_for("(stopped)")
-        screen.wait_for("> ")
-        assert server.hung_up.wait(60)
-        os.write(main, b"again\n")
-        screen.wait_for("you said again")
-        screen.wait_for("> ")
-        os.write(main, b"\x04")
-        screen.wait_for("heavy: []")
-        assert process.wait(60) == 0
-        stop.set()
-    os.close(main)
-    go, kept, again = server.asked[-1].body["messages"]
-    assert (go["content"], again["content"]) == ("go", "again")
-    assert kept["content"].startswith("on and on and ")
-
-
-class Screen:
-    """What a terminal shows, from the last wait on."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor, self.text = descriptor, ""
-
-    def wait_for(self, text: str) -> None:
-        while text not in self.text:
-            self.text += os.read(self.descriptor, 4096).decode()
-        self.text = self.text[self.text.index(text) + len(text) :]
 
 
 def test_names_of_diffusion_are_those_of_the_engine() -> None:

@@ -29,6 +29,7 @@ from diffray.cluster.cli.print_answer import play
 from diffray.cluster.cli.request_options import sampling_params
 from diffray.cluster.cli.rows import printable
 from diffray.cluster.serve.app_config import app_config
+from diffray.cluster.serve.door_config import door_config
 from diffray.components.decoders.credit import Credit
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
@@ -348,6 +349,23 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
     }
     scaling = config.deployment_config.autoscaling_config
     assert scaling is not None and (scaling.min_replicas, scaling.max_replicas) == (1, 3)
+
+
+def test_several_models_share_their_options_and_get_a_door() -> None:
+    flags = "serve demo demo-llada2 --api-key a --replicas 2 --dtype float64 --print-config"
+    result = diffray_says(*flags.split())
+    assert result.exit_code == 0, result.output
+    *models, door = yaml.safe_load(result.stdout)["applications"]
+    assert [each["route_prefix"] for each in models] == ["/demo", "/demo-llada2"]
+    for each in models:
+        assert each["import_path"] == "diffray.cluster.app:build"
+        assert each["args"]["engine_kwargs"] == {"dtype": "float64"}
+        assert each["args"]["deployment_config"] == {"num_replicas": 2}
+    assert (door["import_path"], door["route_prefix"]) == ("diffray.cluster.app:door", "/")
+    config = door_config(door["args"])
+    assert config.models == {"demo": "demo", "demo-llada2": "demo-llada2"}
+    assert config.num_replicas == 2
+    assert config.api_settings({}).api_keys == (key_digest("a"),)
 
 
 # A command, and the parts that its one sentence has. TINY is a model, EMPTY a folder.

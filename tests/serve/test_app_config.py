@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 import yaml
 
-from diffray.cluster.api.settings import key_digest
+from diffray.cluster.api.settings import ApiSettings, key_digest
 from diffray.cluster.serve.app_config import AppConfig, app_config
 from diffray.cluster.serve.config_file import (
     Application,
     Applications,
+    DoorApplication,
     applications,
     parse_yaml,
     read_applications,
     serve_config,
 )
+from diffray.cluster.serve.deployment import MARGIN, door_options
 from diffray.components.decoders.credit import Credit
 from tests.helpers.paths import ROOT
 
@@ -44,10 +46,12 @@ def config(**parts: Any) -> AppConfig:
     return app_config(model("llada", **parts))
 
 
-def listed(*models: dict[str, Any]) -> str:
-    return yaml.safe_dump([*models])
+def file_of(*models: dict[str, Any], door: object = None) -> str:
+    return yaml.safe_dump({"llm_configs": [*models], "door": door})
 
 
+TWO = model("a"), model("b")
+WITH_KEYS = model("a", api_key_env="A"), model("b", api_key_env="A")
 # A file, and parts of the one sentence.
 FILES = [
     ("", "expected the options of a model"),
@@ -55,10 +59,21 @@ FILES = [
     ("llm_configs: 3", "a list"),
     ("applications: []", "Serve's own format | serve run"),
     ("1: 2", "option 1 | text"),
-    *((listed(model("a", route_prefix=path)), "route_prefix") for path in ("a", "/a/", "/-/a")),
-    (listed(model("x/a"), model("x-a")), "name 'x-a' | twice"),
-    (listed(model("a", route_prefix="/x"), model("b", route_prefix="/x")), "'/x' | twice"),
-    (listed(model("a"), model("b", lora_config={})), "model 2 | 'lora_config'"),
+    *((file_of(model("a", route_prefix=path)), "route_prefix") for path in ("a", "/a/", "/-/a")),
+    (file_of(model("x/a"), model("x-a")), "name 'x-a' | twice"),
+    (file_of(model("a", route_prefix="/x"), model("b", route_prefix="/x")), "'/x' | twice"),
+    (file_of(model("a"), model("b", lora_config={})), "model 2 | 'lora_config'"),
+    (file_of(model("a"), model("a")), "model_id 'a' | twice"),
+    # What a door may be.
+    (file_of(model("a"), door={"num_replicas": 2}), "several models | leave it out"),
+    (file_of(model("a"), model("b", api_key_env="B")), "door | differ | api_key_env"),
+    (file_of(*WITH_KEYS, door={"api": {"docs": False}}), "door | must, too | api_key_env"),
+    (file_of(*TWO, door={"api": {"api_keys": ["k"]}, "api_key_env": "A"}), "door | not both"),
+    (file_of(*TWO, door={"models": {"c": "d"}}), "door | leave models out"),
+    (file_of(*TWO, door={"num_replica": 2}), "door | 'num_replica' | num_replicas"),
+    (file_of(*TWO, door={"route_prefix": "all"}), "door | route_prefix | 'all'"),
+    (file_of(*TWO, door=3), ", door: expected a mapping"),
+    (file_of(model("a", route_prefix="/"), model("b")), "route_prefix '/' | the door has it"),
     # What is no YAML.
     ("a: 1\na: 2", "line 2 | 'a' | twice"),
     ("a:\n\t- 1", "line 2 | \\t"),
@@ -93,8 +108,6 @@ class TestFile:
         for models in (given, {"llm_configs": given}):
             apps = applications(models, "x")
             assert [app.route_prefix for app in apps.models] == ["/a", "/org-b"]
-            assert apps.door is not None and apps.door.route_prefix == "/"
-            assert apps.door.config.models == {"a": "a", "org/b": "org-b"}
         (chosen,) = applications(model("llada", route_prefix="/v/llada"), "x").models
         assert (chosen.route_prefix, chosen.config.model_source) == ("/v/llada", "llada")
 
@@ -124,6 +137,45 @@ def test_the_documents_files_can_be_read(tmp_path: Path) -> None:
     assert found.door is not None and found.door.config.num_replicas == 2
     given: Any = parse_yaml(serves, "serves")
     assert [app_config(app["args"]).model_id for app in given["applications"]] == ["demo"]
+
+
+def door_of(*models: dict[str, Any], **door: Any) -> DoorApplication:
+    found = applications({"llm_configs": [*models], "door": door}, "x").door
+    assert found is not None
+    return found
+
+
+class TestDoor:
+    def test_it_follows_from_the_models(self) -> None:
+        several = {"autoscaling_config": {"max_replicas": 3}, "graceful_shutdown_timeout_s": 7}
+        slots = {"max_num_seqs": 2, "max_queued_requests": 3}
+        api = {"cors_origins": ["https://chat.example.com"]}
+        shared = {"api": api, "api_key_env": "KEYS"}
+        door = door_of(
+            model("org/a", deployment_config=several, engine_kwargs=slots, **shared),
+            model("b", deployment_config={"graceful_shutdown_timeout_s": 5}, **shared),
+        )
+        assert (door.name, door.route_prefix) == ("door-org-a-b", "/")
+        config = door.config
+        assert config.models == {"org/a": "org-a", "b": "b"}
+        assert config.num_replicas == 2
+        assert config.max_ongoing_requests == 3 * (5 + MARGIN) + 16 + 256 + MARGIN
+        assert config.graceful_shutdown_timeout_s == 7
+        assert (config.api, config.api_key_env) == (ApiSettings.model_validate(api), "KEYS")
+        assert config.api_settings({"KEYS": "a"}).api_keys == (key_digest("a"),)
+        assert door_of(*TWO).config.num_replicas == 1
+
+    def test_what_is_given_wins_and_serve_takes_it(self) -> None:
+        from ray import serve
+
+        given: dict[str, Any] = {"num_replicas": 4, "max_ongoing_requests": 9, "api_key_env": "K"}
+        models = model("a", api={"api_keys": ["one"]}), model("b", api_key_env="B")
+        door = door_of(*models, route_prefix="/all", **given)
+        assert door.route_prefix == "/all"
+        assert (door.config.api_key_env, door.config.api) == ("K", ApiSettings())
+        plain: Any = serve.deployment(type("Nothing", (), {}))
+        made = plain.options(**door_options(door.config))
+        assert (made.num_replicas, made.max_ongoing_requests) == (4, 9)
 
 
 PLACEMENT, DEPLOYMENT = "placement_group_config", "deployment_config"

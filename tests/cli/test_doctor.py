@@ -111,40 +111,30 @@ def test_the_cpu_s_features_and_the_dtype_they_favour(monkeypatch: pytest.Monkey
     assert "float32, because without AMX" in cpu().found
 
 
-@pytest.mark.parametrize(
-    ("gpus", "ranks", "driver", "cuda", "fix"),
-    [
-        (0, 1, None, None, ""),
-        (0, 1, "570.1", None, "torch is built for CPUs only; install a CUDA build"),
-        (
-            0,
-            1,
-            "570.1",
-            "13.0",
-            "torch sees no GPU; unset CUDA_VISIBLE_DEVICES, or install a drive",
-        ),
-        (2, 2, "570.1", "13.0", ""),
-        (2, 4, "570.1", "13.0", "--tp 4 needs 4 GPUs, and this machine has 2"),
-    ],
-)
+# GPUs, ranks, the versions of the driver and of torch's CUDA, and what must be fixed.
+GPUS = [
+    (0, 1, None, None, ""),
+    (0, 1, "570.1", None, "torch is built for CPUs only; install a CUDA build"),
+    (0, 1, "570.1", "13.0", "torch sees no GPU; unset CUDA_VISIBLE_DEVICES, or install a driver"),
+    (2, 2, "570.1", "13.0", ""),
+    (2, 4, "570.1", "13.0", "--tp 4 needs 4 GPUs, and this machine has 2"),
+]
+
+
 def test_gpus_that_cannot_be_used_or_are_too_few_must_be_fixed(
-    gpus: int,
-    ranks: int,
-    driver: str | None,
-    cuda: str | None,
-    fix: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     card = SimpleNamespace(name="NVIDIA Test", total_memory=80 << 30)
-    monkeypatch.setattr(machine_checks, "driver_version", lambda: driver)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpus))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-    found = gpu(ranks)
-    names = "NVIDIA Test (80 GiB), NVIDIA Test (80 GiB); driver 570.1, CUDA 13.0"
-    assert found.found == names or not gpus
-    assert found.fix.startswith(fix) and bool(found.fix) is bool(fix)
+    for gpus, ranks, driver, cuda, fix in GPUS:
+        monkeypatch.setattr(machine_checks, "driver_version", Mock(return_value=driver))
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.cuda, "is_available", Mock(return_value=bool(gpus)))
+        monkeypatch.setattr(torch.cuda, "device_count", Mock(return_value=gpus))
+        found = gpu(ranks)
+        names = "NVIDIA Test (80 GiB), NVIDIA Test (80 GiB); driver 570.1, CUDA 13.0"
+        assert found.found == names or not gpus
+        assert found.fix.startswith(fix) and bool(found.fix) is bool(fix)
 
 
 def test_a_gpu_that_triton_s_kernels_cannot_use_must_be_fixed(

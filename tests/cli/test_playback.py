@@ -9,7 +9,7 @@ from typing import TextIO
 import pytest
 
 from diffray.cluster.cli.playback import Playback
-from diffray.cluster.cli.rows import owners, rows, wrapped
+from diffray.cluster.cli.rows import rows, wrapped
 from tests.helpers.screen import Cell, Screen
 
 MASK = "\N{LIGHT SHADE}"
@@ -228,11 +228,3 @@ def test_pauses_are_those_of_the_pace(screen: Screen, monkeypatch: pytest.Monkey
 )
 def test_rows_break_at_words(text: str, width: int, column: int, expected: list[str]) -> None:
     assert [text[start:stop] for start, stop in rows(text, width, column)] == expected
-
-
-def test_each_sign_has_the_token_that_it_comes_from() -> None:
-    part = "\N{REPLACEMENT CHARACTER}"
-    assert owners(["ab", " c"], "ab c") == [0, 0, 1, 1]
-    assert owners(["a", part, part, "b"], "a\u5b57b") == [0, 3, 3]
-    assert owners(["a", "<|end|>", "b"], "ab") == [0, 2]
-    assert owners(["a", None], "abc") == [0, 2, 2]

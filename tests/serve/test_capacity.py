@@ -1,11 +1,8 @@
 """What a replica waits for is reported once it has waited for a while."""
 
-import pytest
-
 from diffray.cluster.serve.capacity import ClusterNodes, Resources, Shortages, shortage
 
 FRONT: Resources = {"CPU": 1.0}
-RANK: Resources = {"GPU": 1.0, "CPU": 1.0}
 
 
 def nodes(*total: Resources, free: tuple[Resources, ...] | None = None) -> ClusterNodes:
@@ -16,31 +13,18 @@ def node(gpus: float, cpus: float = 16, **more: float) -> Resources:
     return {"GPU": gpus, "CPU": cpus, "memory": 1e9} | more
 
 
-PAIR = nodes(node(2, 64), node(3))
-H200, L4 = "accelerator_type:H200", "accelerator_type:L4"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "cluster", "rank", "words"),
-    [
-        (
-            *("STRICT_PACK", PAIR, RANK),
-            "a replica needs 4 GPU, 5 CPU on one node; the largest node has 3 GPU, 16 CPU, and the "
-            "cluster has 5 GPU, 80 CPU on 2 nodes, of which 5 GPU, 80 CPU free",
-        ),
-        ("STRICT_PACK", nodes(), RANK, "the largest node has 0 GPU, 0 CPU, and the cluster"),
-        ("PACK", nodes(node(2)), RANK, " (PACK), and the cluster has 2 GPU, 16 CPU on 1 node, of"),
-        ("SPREAD", nodes(node(4), free=(node(3),)), RANK, "of which 3 GPU, 16 CPU free"),
-        (
-            *("STRICT_PACK", nodes(node(8, **{L4: 1.0})), {"GPU": 1.0, H200: 0.001}),
-            "4 GPU, 1 CPU, H200 on one node; the largest node has 8 GPU, 16 CPU, no H200, and",
-        ),
-    ],
-)
-def test_needed_and_available_resources_are_reported(
-    strategy: str, cluster: ClusterNodes, rank: Resources, words: str
-) -> None:
-    assert words in shortage([FRONT, *[rank] * 4], strategy, cluster)
+def test_needed_and_available_resources_are_reported() -> None:
+    four: list[Resources] = [FRONT, *[{"GPU": 1.0, "CPU": 1.0}] * 4]
+    assert shortage(four, "STRICT_PACK", nodes(node(2, 64), node(3))) == (
+        "a replica needs 4 GPU, 5 CPU on one node; the largest node has 3 GPU, 16 CPU, and the "
+        "cluster has 5 GPU, 80 CPU on 2 nodes, of which 5 GPU, 80 CPU free"
+    )
+    assert "node has 0 GPU, 0 CPU, and" in shortage(four, "STRICT_PACK", nodes())
+    said = shortage(four, "SPREAD", nodes(node(4), free=(node(3),)))
+    assert " (SPREAD), and the cluster has 4 GPU, 16 CPU on 1 node, of which 3 GPU, 16" in said
+    kind: list[Resources] = [FRONT, {"GPU": 1.0, "accelerator_type:H200": 0.001}]
+    said = shortage(kind, "STRICT_PACK", nodes(node(8, **{"accelerator_type:L4": 1.0})))
+    assert "1 GPU, 1 CPU, H200 on one node; the largest node has 8 GPU, 16 CPU, no H200," in said
 
 
 def test_a_shortage_is_reported_once_and_only_when_it_lasts() -> None:

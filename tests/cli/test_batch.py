@@ -70,27 +70,23 @@ def through(
 
 class TestEndpoint:
     def test_every_line_is_answered(self, tmp_path: Path) -> None:
-        lines = [request(f"r{n}", [CHAT, COMPLETIONS][n % 2], say=n) for n in range(20)]
+        urls = CHAT, COMPLETIONS
+        lines = [request(f"r{n}", urls[n % 2], say=n, model="other") for n in range(20)]
         source, target = write(tmp_path / "in", *lines, "", "  "), tmp_path / "out"
         with fake_endpoint(echo) as server:
-            summary = run_batch(source, target, through(server.url, "key"), concurrency=4)
+            backend = through(server.url + "/llada/v1/", "key", model="mine")
+            summary = run_batch(source, target, backend, concurrency=4)
         answers = read(target)
         assert {name: line["response"]["body"]["said"] for name, line in answers.items()} == {
             f"r{n}": n for n in range(20)
         }
         assert answers["r3"]["response"]["status_code"] == 200
         assert answers["r3"]["response"]["request_id"] == "chatcmpl-1"
-        assert {asked.path for asked in server.asked} == {CHAT, COMPLETIONS}
+        assert {asked.path for asked in server.asked} == {"/llada" + CHAT, "/llada" + COMPLETIONS}
+        assert {asked.body["model"] for asked in server.asked} == {"mine"}, "the one that is given"
         assert {asked.headers["authorization"] for asked in server.asked} == {"Bearer key"}
         assert (summary.answered, summary.failed, summary.tokens, summary.left) == (20, 0, 40, 0)
         assert "20 requests: 20 answered, 0 failed; 40 tokens" in str(summary)
-
-    def test_address_may_end_in_v1_and_have_a_path(self, tmp_path: Path) -> None:
-        source = write(tmp_path / "in", request("a", say=1, model="other"))
-        with fake_endpoint(echo) as server:
-            run_batch(source, tmp_path / "out", through(server.url + "/llada/v1/", model="mine"))
-        assert server.asked[0].path == "/llada" + CHAT
-        assert server.asked[0].body["model"] == "mine", "the one that is given"
 
     def test_no_more_at_once_than_allowed(self, tmp_path: Path) -> None:
         most, open_now = 0, list[int]()
@@ -276,15 +272,13 @@ class TestFiles:
         assert (pause(3, 0.5), pause(0, 900.0)) == (0.5, 60)
 
 
-def test_progress_is_logged_and_the_summary_tells_what_is_left() -> None:
+def test_progress_is_logged() -> None:
     file, summary = io.StringIO(), Summary(4, before=1, answered=1)
     Progress(summary, file).show()
     assert file.getvalue() == "", "quick batches say nothing"
-    summary.failed, summary.tokens, summary.seconds = 1, 10, 2.0
+    summary.failed = 1
     Progress(summary, file, log_seconds=0).show()
     assert file.getvalue() == "3 of 4 done, 1 failed\n"
-    for words in ("1 answered, 1 failed", "1 left", "10 tokens, 5.0 tokens/s"):
-        assert words in str(summary)
 
 
 def test_ctrl_c_keeps_what_is_there(tmp_path: Path) -> None:
@@ -300,7 +294,7 @@ def test_ctrl_c_keeps_what_is_there(tmp_path: Path) -> None:
     with fake_endpoint(stuck) as server:
         summary = run_batch(source, tmp_path / "out", through(server.url), concurrency=1)
         over.set()
-    assert summary.interrupted
+    assert summary.interrupted and " tokens/s" in str(summary)
     assert str(summary).startswith("4 requests: 2 answered, 0 failed, 2 left")
     assert sorted(read(tmp_path / "out")) == ["r0", "r1"]
 

@@ -86,6 +86,7 @@ def run_diffray(*arguments: str, then: str = "pass") -> subprocess.CompletedProc
 
 class TestHelp:
     def test_commands_are_listed_by_use(self) -> None:
+        assert diffray_says("--version").stdout == f"diffray {diffray.__version__}\n"
         said = diffray_says("-h").stdout.partition("Serve and ask:")[2]
         listed = re.findall(r"^  (\w+) ", said.partition("Options:")[0], re.MULTILINE)
         assert listed == COMMANDS
@@ -116,9 +117,6 @@ class TestHelp:
         heavy = "print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
         done = run_diffray(*command.split(), then=heavy)
         assert done.stdout.endswith("[]\n"), done.stderr
-
-    def test_version(self) -> None:
-        assert diffray_says("--version").stdout == f"diffray {diffray.__version__}\n"
 
 
 def completed(line: str) -> list[str]:
@@ -358,7 +356,6 @@ def test_several_models_share_their_options_and_get_a_door() -> None:
     *models, door = yaml.safe_load(result.stdout)["applications"]
     assert [each["route_prefix"] for each in models] == ["/demo", "/demo-llada2"]
     for each in models:
-        assert each["import_path"] == "diffray.cluster.app:build"
         assert each["args"]["engine_kwargs"] == {"dtype": "float64"}
         assert each["args"]["deployment_config"] == {"num_replicas": 2}
     assert (door["import_path"], door["route_prefix"]) == ("diffray.cluster.app:door", "/")
@@ -377,7 +374,6 @@ MISTAKES = [
     ("generate x --model TINY --set decoder.limit=7", "'limit' | threshold"),
     ("generate x --model TINY --set cache.refresh=7", "cache.refresh | --cache KIND"),
     ("generate x --model TINY --set limit=7", "'limit' | max_tokens"),
-    ("generate x --model TINY --set threshold", "threshold | NAME=VALUE"),
     ("generate x --model TINY --seed 1 --set seed=2", "seed | twice"),
     ("generate x --model TINY --set n=2", "n is 2"),
     ("generate x --model TINY --set logprobs=true", "prints no logprobs | in Python | API"),
@@ -394,17 +390,12 @@ MISTAKES = [
     ("generate --model /no/such", "no folder '/no/such'"),
     ("info demo-llada", "demo model 'demo-llada', did you mean 'demo-llada2'?"),
     ("convert TINY EMPTY/fused", "no experts"),
-    ("serve --config /no/such.yaml", "no such file"),
-    ("batch nothere.jsonl out.jsonl --model demo", "no such file: nothere.jsonl"),
     # What a server and its model may be.
     ("serve demo --model demo", "given twice"),
-    ("serve demo demo --print-config", "model_id 'demo' | twice"),
     ("serve demo demo-llada2 --served-model-name a", "--served-model-name | --config"),
-    ("serve --api-key s\u00e9cret", "key"),
     ("serve --replicas 2:x", "N or MIN:MAX"),
     ("serve --replicas 3:2", "--replicas: min_replicas (3) must not exceed max_rep"),
     ("serve --max-running-requests 0", "--max-running-requests: Input should be"),
-    ("serve --ep", "tensor_parallel_size of at least 2"),
     ("serve --tp 3", "runs on 1, 2, 4, 8 ranks"),
     ("serve -q int3", "there is no format 'int3', did you mean"),
     ("serve --kv-cache-memory lots", "'lots' is not an amount of memory"),
@@ -428,7 +419,6 @@ MISTAKES = [
     ("batch a b --model demo --timeout -1", "--timeout has no effect without --base-url; drop it"),
     ("batch a b --model demo --api-key x", "--api-key has no effect without --base-url; drop it"),
     ("batch a b", "give --base-url"),
-    ("batch a b --base-url x", "expected a URL such as"),
     ("chat --base-url http://127.0.0.1:1", "nothing answers"),
 ]
 

@@ -71,13 +71,8 @@ def test_flags_take_and_say_what_their_models_do(group: Any, model: type[Config]
         assert option.multiple == ("repeatable" in text)
 
 
-def test_flags_show_choices_and_what_turns_them_off() -> None:
-    found = options_of("serve")
-    assert found["kernels"].metavar == "auto|torch|triton"
-    assert found["haproxy"].secondary_opts == ["--no-haproxy"]
-
-
-def test_a_command_may_have_defaults_of_its_own_for_a_record() -> None:
+def test_flags_show_choices_and_a_command_may_have_its_own_defaults() -> None:
+    assert options_of("serve")["kernels"].metavar == "auto|torch|triton"
     found = options_of("bench", "throughput")["input_len"]
     assert found.default == SHORT_PROMPTS.input_len != Data().input_len
 

@@ -25,19 +25,14 @@ def raylet(address: str) -> Iterator[None]:
         process.kill()
 
 
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [
-        ("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1 "),
-        ("127.0.0.1:99999", "no Ray cluster answers at 127.0.0.1:99999 "),
-        ("nowhere", "expected HOST:PORT of a Ray cluster, or auto .given: 'nowhere'."),
-    ],
-)
-def test_a_missing_cluster_is_reported_at_once(address: str, words: str) -> None:
-    begin = time.monotonic()
-    with pytest.raises(ValueError, match=words):
-        status.cluster_status(address)
-    assert time.monotonic() - begin < 40
+def test_a_missing_cluster_is_reported_at_once() -> None:
+    for address in ("127.0.0.1:1", "127.0.0.1:99999"):
+        begin = time.monotonic()
+        with pytest.raises(ValueError, match=f"no Ray cluster answers at {address} "):
+            status.cluster_status(address)
+        assert time.monotonic() - begin < 40
+    with pytest.raises(ValueError, match=r"expected HOST:PORT .*'nowhere'"):
+        status.cluster_status("nowhere")
 
 
 @pytest.mark.slow

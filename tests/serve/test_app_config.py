@@ -181,7 +181,6 @@ class TestDoor:
 PLACEMENT, DEPLOYMENT = "placement_group_config", "deployment_config"
 # Options of a model, and parts of the one sentence.
 ARGS: list[tuple[dict[str, Any], str]] = [
-    ({"route_prefix": "/a"}, "'route_prefix'"),
     ({"engine_kwargs": {"tensor_parallel": 2}}, "engine_kwargs | 'tensor_parallel'"),
     ({"accelerator_type": "h200"}, "'h200' | H200"),
     ({"accelerator_type": "H200", "engine_kwargs": {"device": "cpu"}}, "needs GPUs"),
@@ -211,7 +210,6 @@ ARGS: list[tuple[dict[str, Any], str]] = [
         {"api": {"operator_keys": ["a"]}, "operator_key_env": "KEYS"},
         "api.operator_keys or operator_key_env | not both",
     ),
-    ({"diffusion": {"decoder": {"kind": "best"}}}, "diffusion.decoder | 'threshold'"),
     ({PLACEMENT: {"bundles": [], "bundle_per_worker": {}}}, "bundle_per_worker | not both"),
     ({PLACEMENT: {"bundles": [{"GPU": 1}, {"GPU": 1}]}}, "2 bundles for 1 rank"),
 ]

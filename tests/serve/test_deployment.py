@@ -152,6 +152,9 @@ def context(
     from ray.serve._private.common import DeploymentID
     from ray.serve.config import AutoscalingContext
 
+    unused: Any = dict.fromkeys(
+        ("raw_metrics", "last_scale_up_time", "last_scale_down_time", "current_time")
+    )
     reported: Any = {str(number): each for number, each in enumerate(tokens)}
     return AutoscalingContext(
         deployment_id=DeploymentID("a", "b"),
@@ -163,12 +166,9 @@ def context(
         total_num_requests=lambda: running + queued,
         total_queued_requests=lambda: queued,
         aggregated_metrics=lambda: {ONGOING_TOKENS: reported},
-        raw_metrics=None,
         capacity_adjusted_min_replicas=low,
         capacity_adjusted_max_replicas=high,
         policy_state={},
-        last_scale_up_time=None,
-        last_scale_down_time=None,
-        current_time=None,
         config=config,
+        **unused,
     )

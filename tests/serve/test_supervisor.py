@@ -120,6 +120,7 @@ ENDINGS = [
     ("pass", None, 0),
     ("import typer; raise typer.Exit(3)", None, 3),
     *((body, *end) for body in (FOR_EVER, UNTIL_TOLD) for end in ((SIGINT, 0), (SIGTERM, 0))),
+    ("import os; os.kill(os.getpid(), 9)", None, 137, "server process was killed (SIGKILL)"),
     (DEAF, SIGHUP, 129, "the terminal was closed"),
     (FOR_EVER, SIGKILL, -SIGKILL, "had not ended after 1 s"),
     (UNTIL_TOLD, SIGKILL, -SIGKILL),
@@ -170,12 +171,6 @@ def test_under_nohup_a_closed_terminal_is_nothing() -> None:
         assert alive(told.server)
         told.tell(SIGTERM)
         assert told.process.wait(SLOW) == 0
-
-
-def test_a_server_that_is_killed_leaves_nothing() -> None:
-    with command(FOR_EVER) as killed:
-        os.kill(killed.server, SIGKILL)
-        killed.ends(137, "the server process was killed (SIGKILL)")
 
 
 def test_children_that_were_there_before_are_left_alone() -> None:

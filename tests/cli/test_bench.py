@@ -66,11 +66,11 @@ class TestPercentiles:
         assert percentile([], 50) == 0
 
 
-@pytest.mark.parametrize("wrong", ["0", "65", "a", "1.5", "", "1,inf"])
-def test_lists_are_checked(wrong: str) -> None:
+def test_lists_are_checked() -> None:
     assert counts("1,8,64", "--batch-size", high=64) == [1, 8, 64]
-    with pytest.raises(ValueError, match="--batch-size"):
-        counts(wrong, "--batch-size", high=64)
+    for wrong in ("0", "65", "a", "1.5", "", "1,inf"):
+        with pytest.raises(ValueError, match="--batch-size"):
+            counts(wrong, "--batch-size", high=64)
 
 
 class TestPrompts:
@@ -272,7 +272,6 @@ MISTAKES = [
     ("throughput --dataset-name demo,custom --dataset-path OWN", "line 2 | 'prompt'"),
     ("throughput --dataset-name custom", "--dataset"),
     ("throughput --dataset-name mmlu", "data set"),
-    ("throughput --dataset-name random,gsm8k --dataset-path OWN", "leave out --dataset-path"),
     ("throughput --dataset-name demo,gsm8k --random-prefix-len 5", "out --random-prefix-len"),
     ("latency --report OWN/away/x", "--report | there is no folder"),
     ("throughput --output-json /tmp", "--output-json | is a folder"),

@@ -120,7 +120,6 @@ class TestPiped:
         ("refusal", "words"),
         [
             (Answer(400, {"error": {"message": "bad thing"}}), "answers 400: bad thing"),
-            (Answer(401, {"error": "Unauthorized"}), "answers 401: Unauthorized"),
             (Answer(500, {"detail": "x"}), 'answers 500: {"detail": "x"}'),
             (Answer(chunks=iter([chunk("a"), {"error": {"message": "lost"}}])), "off: lost"),
             (Answer(chunks=iter([chunk("a")])), "broke off"),
@@ -156,8 +155,6 @@ class TestPiped:
     def test_models_must_be_there(self) -> None:
         with pytest.raises(Refused, match="lists no model"):
             piped("a", lambda asked: Answer(body={"data": []}))
-        with pytest.raises(Refused, match="403: no"):
-            piped("a", lambda asked: Answer(403, {"error": {"message": "no"}}))
 
     def test_what_cannot_be_asked_ends_the_chat(self) -> None:
         nowhere = Endpoint.at("http://127.0.0.1:1")

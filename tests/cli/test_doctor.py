@@ -34,7 +34,6 @@ from tests.helpers.paths import GOLDEN
 from tests.helpers.quantized import weights_of
 
 CPU = torch.device("cpu")
-FINE = Check("Ray", "starts")
 
 
 def run(*words: str) -> tuple[int, str, str]:
@@ -45,7 +44,7 @@ def run(*words: str) -> tuple[int, str, str]:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Find nothing wrong with Ray, which takes seconds to start, nor with the ports."""
-    monkeypatch.setattr(machine_checks, "ray", lambda: FINE)
+    monkeypatch.setattr(machine_checks, "ray", lambda: Check("Ray", "starts"))
     monkeypatch.setattr(machine_checks, "ports", lambda _: Check("ports", "free"))
 
 
@@ -81,8 +80,7 @@ def test_json_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [check["name"] for check in found["checks"]] == NAMES
     assert found["checks"][-1] == {"name": "ports", "found": "taken", "fix": "end others"}
     assert found["kernels"] == [] and found["graphs"] is None and found["sums"] is None
-    kernels = found["checks"][NAMES.index("kernels")]["found"]
-    assert kernels == "torch's; there is no GPU to try Triton's on"
+    assert "\"torch's; there is no GPU to try Triton's on\"" in message
 
 
 def test_a_ray_that_does_not_start_must_be_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +109,7 @@ def test_the_cpu_s_features_and_the_dtype_they_favour(monkeypatch: pytest.Monkey
     assert "float32, because without AMX" in cpu().found
 
 
+CARD = "NVIDIA Test (80 GiB)"
 # GPUs, ranks, the versions of the driver and of torch's CUDA, and what must be fixed.
 GPUS = [
     (0, 1, None, None, ""),
@@ -132,8 +131,8 @@ def test_gpus_that_cannot_be_used_or_are_too_few_must_be_fixed(
         monkeypatch.setattr(torch.cuda, "is_available", Mock(return_value=bool(gpus)))
         monkeypatch.setattr(torch.cuda, "device_count", Mock(return_value=gpus))
         found = gpu(ranks)
-        names = "NVIDIA Test (80 GiB), NVIDIA Test (80 GiB); driver 570.1, CUDA 13.0"
-        assert found.found == names or not gpus
+        if gpus:
+            assert found.found == f"{', '.join([CARD] * gpus)}; driver {driver}, CUDA {cuda}"
         assert found.fix.startswith(fix) and bool(found.fix) is bool(fix)
 
 

@@ -16,9 +16,8 @@ def details(host: str | None, **more: Any) -> dict[str, Any]:
     return {"http_options": {"host": host, "port": 8000}, **more}
 
 
-@pytest.mark.parametrize(
-    ("found", "here", "url"),
-    [
+def test_a_url_leads_to_a_proxy() -> None:
+    for found, here, url in (
         (details("127.0.0.1"), "a", "http://127.0.0.1:8000"),
         (details("::1"), "a", "http://[::1]:8000"),
         (details("0.0.0.0", proxies=PROXIES), "b", "http://10.0.0.2:8000"),
@@ -26,10 +25,8 @@ def details(host: str | None, **more: Any) -> dict[str, Any]:
         (details("0.0.0.0"), "a", "http://127.0.0.1:8000"),
         (details(None), "a", None),
         ({"applications": {}}, "a", None),
-    ],
-)
-def test_a_url_leads_to_a_proxy(found: dict[str, Any], here: str, url: str | None) -> None:
-    assert reachable_url(found, here) == url
+    ):
+        assert reachable_url(found, here) == url
 
 
 def test_a_running_serve_is_joined_where_it_listens_or_not_at_all() -> None:

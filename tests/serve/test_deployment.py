@@ -50,21 +50,16 @@ class TestPlacement:
             each.get("CPU", 0) for each in ranks
         )
 
-    @pytest.mark.parametrize(
-        ("device", "bundle", "words"),
-        [
+    def test_bundle_must_fit_the_device(self) -> None:
+        for device, bundle, words in (
             ("auto", None, "'cuda' or 'cpu'"),
             ("cpu", {"GPU": 1}, "leave GPU out"),
             ("cuda", {"CPU": 1}, "one GPU"),
             ("cuda", {"GPU": 2}, "one GPU"),
-        ],
-    )
-    def test_bundle_must_fit_the_device(
-        self, device: str, bundle: dict[str, float] | None, words: str
-    ) -> None:
-        wish = config(device, placement_group_config={"bundle_per_worker": bundle})
-        with pytest.raises(ValueError, match=words):
-            placement_bundles(wish)
+        ):
+            wish = config(device, placement_group_config={"bundle_per_worker": bundle})
+            with pytest.raises(ValueError, match=words):
+                placement_bundles(wish)
 
 
 @pytest.mark.slow  # imports Ray Serve

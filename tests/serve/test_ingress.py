@@ -182,18 +182,15 @@ def test_a_misrouted_request_is_refused(path: str) -> None:
     assert serve.headers == []
 
 
-@pytest.mark.parametrize(
-    ("name", "headers"),
-    [
-        (OWN, [(NAME, OWN), (b"a", b"b")]),
-        (OWN, [(b"a", b"b")]),  # sent without HAProxy, from the same machine
-        (None, [(NAME, b"from a client"), (b"a", b"b")]),  # there is no HAProxy
-    ],
-)
-def test_a_request_for_this_replica_passes_without_the_header(name: Any, headers: Any) -> None:
-    serve = Serve(answer=PlainTextResponse("hello"))
-    assert answer_of(Ingress(serve, name), headers=headers)[:2] == (200, "hello")
-    assert serve.headers == [(b"a", b"b")]
+def test_a_request_for_this_replica_passes_without_the_header() -> None:
+    for name, given in (
+        (OWN, [(NAME, OWN)]),
+        (OWN, []),  # sent without HAProxy, from the same machine
+        (None, [(NAME, b"from a client")]),  # there is no HAProxy
+    ):
+        serve = Serve(answer=PlainTextResponse("hello"))
+        found = answer_of(Ingress(serve, name), headers=[*given, (b"a", b"b")])
+        assert found[:2] == (200, "hello") and serve.headers == [(b"a", b"b")]
 
 
 @pytest.mark.parametrize(

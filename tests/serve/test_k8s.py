@@ -58,13 +58,12 @@ def all_groups(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [found["headGroupSpec"], *found["workerGroupSpecs"]]
 
 
-EACH = pytest.mark.parametrize(
-    "document", [pytest.param(document, id=name) for name, document in documents()]
-)
-SERVICES = pytest.mark.parametrize(
-    "document",
-    [pytest.param(doc, id=name) for name, doc in documents() if doc["kind"] == "RayService"],
-)
+def each_of(*kinds: str) -> pytest.MarkDecorator:
+    found = [pytest.param(doc, id=name) for name, doc in documents() if doc["kind"] in kinds]
+    return pytest.mark.parametrize("document", found)
+
+
+EACH, SERVICES = each_of(*NAME_LENGTHS), each_of("RayService")
 
 
 class TestKubeRay:
@@ -122,8 +121,8 @@ class TestImage:
     def test_image_has_that_version_and_a_python_that_fits(self, tmp_path: Path) -> None:
         text = (ROOT / "k8s/Dockerfile").read_text()
         assert locked()["ray"] == {ray.__version__}
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         (version,) = re.findall(r"^FROM python:([\d.]+)-slim", text, re.MULTILINE)
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         assert f"Programming Language :: Python :: {version}" in project["classifiers"]
         assert re.search(r"^USER 1000$", text, re.MULTILINE)
         ours = haproxy_settings(tmp_path, []) | SETTINGS

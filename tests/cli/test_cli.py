@@ -230,7 +230,7 @@ class TestWatch:
         end: dict[str, Any] = {"stop_token_ids": (whole.outputs[0].token_ids[9],)}
         kept = {"include_stop_str_in_output": True}
         others = [{"block_length": 4}, {"decoder": {"kind": "edit"}}]
-        ends = ({}, stop, stop | kept, end, end | kept)
+        ends: list[dict[str, Any]] = [{}, stop, stop | kept, end, end | kept]
         for more in (*ends, *({"diffusion": each} for each in others)):
             params, screen = SamplingParams(max_tokens=24, **more), Screen()
             with Playback(screen, pace=1000) as shown:

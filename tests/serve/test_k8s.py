@@ -185,7 +185,7 @@ class TestServe:
         assert read.model_dump(mode="json", exclude_unset=True) == config
         apps = config["applications"]
         known = {each["name"] for each in main_container(all_groups(document)[0])["env"]}
-        made = [*configs(document), *doors(document)]
+        made: list[AppConfig | DoorConfig] = [*configs(document), *doors(document)]
         assert len(made) == len(apps) == len({app["route_prefix"] for app in apps})
         assert {each.api_key_env for each in made} <= known
         several = {

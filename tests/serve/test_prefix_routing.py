@@ -43,8 +43,8 @@ class TestKeys:
         assert len({prefix_key(chat(user("Hello"), **each)) for each in bodies}) == len(bodies)
 
     def test_without_a_text_there_is_no_key_and_nonsense_is_refused_elsewhere(self) -> None:
-        for asked in (None, 7, {}, {"messages": []}, {"prompt": 7}, "", []):
-            assert prefix_key(asked) is None, asked
+        nothing: list[Any] = [None, 7, {}, {"messages": []}, {"prompt": 7}, "", []]
+        assert {*map(prefix_key, nothing)} == {None}
         given = {"messages": ["x"]}, {"input": "x"}, {"messages": [{"role": ["x"]}]}
         for nonsense in (*given, ["\ud800"], [[1]]):
             assert prefix_key(nonsense) is not None, nonsense

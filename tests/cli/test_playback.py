@@ -9,7 +9,7 @@ from typing import TextIO
 import pytest
 
 from diffray.cluster.cli.playback import Playback
-from diffray.cluster.cli.rows import rows, wrapped
+from diffray.cluster.cli.rows import owners, rows, wrapped
 from tests.helpers.screen import Cell, Screen
 
 MASK = "\N{LIGHT SHADE}"
@@ -131,6 +131,8 @@ def test_characters_of_several_tokens_appear_whole(screen: Screen) -> None:
     show(screen, "a\u5b57 b", ["a", part, None, " b"], ["a", part, part, " b"])
     assert all(part not in screen.text_of(state) for state in screen.states)
     assert screen.text == "a\u5b57 b\n"
+    assert owners(["a", part, part, "b"], "a\u5b57b") == [0, 3, 3]
+    assert owners(["a", "<|end|>", "b"], "ab") == [0, 2]
 
 
 def test_a_terminal_without_the_sign_has_another() -> None:

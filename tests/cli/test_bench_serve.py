@@ -66,14 +66,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeEndpoint]:
 
 
 def replace_guidellm(
-    monkeypatch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[Any], object] = lambda scenario: None
 ) -> None:
-    """Run the stand-in in guidellm's place, in a process as it does."""
+    """Run the stand-in in guidellm's place, in a process as it does; `before` sees what it gets."""
     run = subprocess.run
 
     def instead(command: list[str], **options: Any) -> Any:
-        before()
-        assert command[1:4] == ["-m", "guidellm", "run"]
+        assert command[1:5] == ["-m", "guidellm", "run", "-c"]
+        before(json.loads(Path(command[5]).read_text())["spec"])
         return run([sys.executable, stand_in_guidellm.__file__, *command[4:]], **options)
 
     monkeypatch.setattr(subprocess, "run", instead)
@@ -140,22 +140,6 @@ class TestScenario:
         assert body["ignore_eos"] == (not typed)
         assert len(body["prompt"].split()) == 5
 
-    def test_every_run_has_a_seed_of_its_own(
-        self, fake: FakeEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Random prompts of one run must not be found in the cache by the next."""
-        seeds = []
-        run = guidellm.run_guidellm
-
-        def watched(scenario: dict[str, Any], *others: Any) -> dict[str, Any]:
-            seeds.append(scenario["seed"]["value"])
-            return run(scenario, *others)
-
-        monkeypatch.setattr(online, "run_guidellm", watched)
-        flags = *custom(tmp_path / "own", "a"), "--max-concurrency", "1,2"
-        assert bench(fake.url, *flags, "--seed", "7").exit_code == 0
-        assert seeds == [7, 8]
-
 
 class TestEndings:
     def test_failures_are_counted_and_reported(self, fake: FakeEndpoint, tmp_path: Path) -> None:
@@ -182,56 +166,42 @@ class TestEndings:
         assert result.exit_code == 1
         assert "guidellm failed: usage no such profile" in result.stderr
 
-    @pytest.mark.parametrize("finished", [0, 1])
-    def test_an_interrupt_keeps_finished_runs(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: int
+    def test_an_interrupt_keeps_finished_runs_each_of_which_has_its_own_seed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        runs = iter(range(9))
+        """Random prompts of one run must not be found in the cache by the next."""
+        seeds: list[int] = []
 
-        def pressed() -> None:
-            if next(runs) == finished:
+        def pressed(scenario: Any) -> None:
+            seeds.append(scenario["seed"]["value"])
+            if len(seeds) == 3:
                 raise KeyboardInterrupt
 
         replace_guidellm(monkeypatch, pressed)
         numbers = tmp_path / "o.json"
         with fake_endpoint(answer) as fake:
-            flags = *custom(tmp_path / "own", "a"), "--max-concurrency", "1,2"
+            flags = *custom(tmp_path / "own", "a"), "--max-concurrency", "1,2,3", "--seed", "7"
             result = bench(fake.url, *flags, "--output-json", str(numbers))
         assert result.exit_code == 130, result.output
-        last = result.stderr.splitlines()[-1]
-        if finished:
-            assert last.startswith("diffray: interrupted after 1 of 2 runs")
-            found = json.loads(numbers.read_text())
-            assert len(found["runs"]) == 1
-            assert found["facts"]["interrupted"] == "after 1 of 2 runs"
-        else:
-            assert "there are no results" in last and not numbers.exists()
+        said = "diffray: interrupted after 2 of 3 runs"
+        assert result.stderr.splitlines()[-1].startswith(said)
+        found = json.loads(numbers.read_text())
+        assert len(found["runs"]) == 2 and found["facts"]["interrupted"] == "after 2 of 3 runs"
+        assert seeds == [7, 8, 9]
 
-    @pytest.mark.parametrize(
-        ("flags", "says"),
-        [
-            (("--goodput", "speed:3"), "--goodput"),
-            (("--goodput", "ttft:0"), "--goodput"),
-            (("--max-concurrency", "0"), "--max-concurrency"),
-            (("--request-rate", "0"), "--request-rate"),
-            (("--request-rate", "nan"), "--request-rate"),
-            (("--set", "max_tokens=7"), "--output-len"),
-            (("--set", "model=a"), "--model"),
-            (("--dataset-name", "demo", "--dataset-path", "x"), "leave out --dataset-path"),
-            (("--dataset-name", "demo", "--random-prefix-len", "5"), "--random-prefix-len"),
-            (("--report", "/nowhere/at/all"), "make it first"),
-        ],
-    )
-    def test_mistakes_are_one_sentence_before_anything_is_sent(
-        self, fake: FakeEndpoint, flags: tuple[str, ...], says: str
-    ) -> None:
-        said = refused(fake.url, *flags)
-        assert said.startswith("diffray: ") and says in said
+    def test_mistakes_are_one_sentence_before_anything_is_sent(self, fake: FakeEndpoint) -> None:
+        for flags, says in (
+            ("--goodput speed:3", "--goodput"),
+            ("--goodput ttft:0", "--goodput"),
+            ("--max-concurrency 0", "--max-concurrency"),
+            ("--request-rate 0", "--request-rate"),
+            ("--request-rate nan", "--request-rate"),
+            ("--set max_tokens=7", "--output-len"),
+            ("--set model=a", "--model"),
+        ):
+            said = refused(fake.url, *flags.split())
+            assert said.startswith("diffray: ") and says in said
         assert not fake.asked
-
-    def test_an_unreachable_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        replace_guidellm(monkeypatch)
-        assert "nothing answers" in refused("http://127.0.0.1:9", "--dataset-name", "demo")
 
 
 @pytest.mark.slow

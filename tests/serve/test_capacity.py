@@ -1,12 +1,8 @@
 """What a replica waits for is reported once it has waited for a while."""
 
-import pytest
-
 from diffray.cluster.serve.capacity import ClusterNodes, Resources, Shortages, shortage
 
 FRONT: Resources = {"CPU": 1.0}
-RANK: Resources = {"GPU": 1.0, "CPU": 1.0}
-FOUR = [FRONT, RANK, RANK, RANK, RANK]
 
 
 def nodes(*total: Resources, free: tuple[Resources, ...] | None = None) -> ClusterNodes:
@@ -17,38 +13,18 @@ def node(gpus: float, cpus: float = 16, **more: float) -> Resources:
     return {"GPU": gpus, "CPU": cpus, "memory": 1e9} | more
 
 
-@pytest.mark.parametrize(
-    ("strategy", "cluster", "words"),
-    [
-        (
-            "STRICT_PACK",
-            nodes(node(2, 64), node(3)),
-            " on one node; the largest node has 3 GPU, 16 CPU, and the cluster has 5 GPU, 80 CPU "
-            "on 2 nodes, of which 5 GPU, 80 CPU free",
-        ),
-        (
-            "STRICT_PACK",
-            nodes(),
-            " on one node; the largest node has 0 GPU, 0 CPU, and the cluster",
-        ),
-        ("PACK", nodes(node(2)), " (PACK), and the cluster has 2 GPU, 16 CPU on 1 node, of which"),
-        ("SPREAD", nodes(node(4), free=(node(3),)), " on 1 node, of which 3 GPU, 16 CPU free"),
-    ],
-)
-def test_needed_and_available_resources_are_reported(
-    strategy: str, cluster: ClusterNodes, words: str
-) -> None:
-    reason = shortage(FOUR, strategy, cluster)
-    assert reason.startswith("a replica needs 4 GPU, 5 CPU") and words in reason
-
-
-def test_a_kind_of_accelerator_is_named_and_not_counted() -> None:
-    wanted = [FRONT, {"GPU": 1.0, "accelerator_type:H200": 0.001}]
-    other = nodes(node(8, **{"accelerator_type:L4": 1.0}))
-    assert shortage(wanted, "STRICT_PACK", other).startswith(
-        "a replica needs 1 GPU, 1 CPU, H200 on one node; the largest node has 8 GPU, 16 CPU, "
-        "no H200, and"
+def test_needed_and_available_resources_are_reported() -> None:
+    four: list[Resources] = [FRONT, *[{"GPU": 1.0, "CPU": 1.0}] * 4]
+    assert shortage(four, "STRICT_PACK", nodes(node(2, 64), node(3))) == (
+        "a replica needs 4 GPU, 5 CPU on one node; the largest node has 3 GPU, 16 CPU, and the "
+        "cluster has 5 GPU, 80 CPU on 2 nodes, of which 5 GPU, 80 CPU free"
     )
+    assert "node has 0 GPU, 0 CPU, and" in shortage(four, "STRICT_PACK", nodes())
+    said = shortage(four, "SPREAD", nodes(node(4), free=(node(3),)))
+    assert " (SPREAD), and the cluster has 4 GPU, 16 CPU on 1 node, of which 3 GPU, 16" in said
+    kind: list[Resources] = [FRONT, {"GPU": 1.0, "accelerator_type:H200": 0.001}]
+    said = shortage(kind, "STRICT_PACK", nodes(node(8, **{"accelerator_type:L4": 1.0})))
+    assert "1 GPU, 1 CPU, H200 on one node; the largest node has 8 GPU, 16 CPU, no H200," in said
 
 
 def test_a_shortage_is_reported_once_and_only_when_it_lasts() -> None:

@@ -1,6 +1,5 @@
 """A replica reserves what its ranks need, and Serve accepts and runs what it is given."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -23,14 +22,10 @@ LISTED: list[dict[str, float]] = [{"GPU": 1, "node_a": 1}, {"GPU": 1}]
 
 
 class TestPlacement:
-    def test_one_bundle_for_the_replica_and_one_for_each_rank(self) -> None:
-        four = config(engine_kwargs={"tensor_parallel_size": 4})
-        assert placement_bundles(four) == [{"CPU": 1}] + [{"GPU": 1, "CPU": 1}] * 4
-        assert resources(four, replicas=2) == {"GPU": 8, "CPU": 10}
-
     @pytest.mark.parametrize(
         ("wish", "ranks"),
         [
+            (config(engine_kwargs=TWO), [{"GPU": 1, "CPU": 1}] * 2),
             (config("cpu"), [{"CPU": 1}]),
             (config("cpu", engine_kwargs=TWO | {"cpu_threads": 3}), [{"CPU": 3}] * 2),
             (
@@ -47,32 +42,29 @@ class TestPlacement:
             ),
         ],
     )
-    def test_the_bundles_of_ranks(self, wish: AppConfig, ranks: list[dict[str, float]]) -> None:
+    def test_one_bundle_for_the_replica_and_one_for_each_rank(
+        self, wish: AppConfig, ranks: list[dict[str, float]]
+    ) -> None:
         assert placement_bundles(wish) == [{"CPU": 1}, *ranks]
+        assert resources(wish, replicas=2)["CPU"] == 2 + 2 * sum(
+            each.get("CPU", 0) for each in ranks
+        )
 
-    @pytest.mark.parametrize(
-        ("device", "bundle", "words"),
-        [
+    def test_bundle_must_fit_the_device(self) -> None:
+        for device, bundle, words in (
             ("auto", None, "'cuda' or 'cpu'"),
             ("cpu", {"GPU": 1}, "leave GPU out"),
             ("cuda", {"CPU": 1}, "one GPU"),
             ("cuda", {"GPU": 2}, "one GPU"),
-        ],
-    )
-    def test_bundle_must_fit_the_device(
-        self, device: str, bundle: dict[str, float] | None, words: str
-    ) -> None:
-        wish = config(device, placement_group_config={"bundle_per_worker": bundle})
-        with pytest.raises(ValueError, match=words):
-            placement_bundles(wish)
+        ):
+            wish = config(device, placement_group_config={"bundle_per_worker": bundle})
+            with pytest.raises(ValueError, match=words):
+                placement_bundles(wish)
 
 
 @pytest.mark.slow  # imports Ray Serve
 class TestServe:
-    @pytest.mark.parametrize(
-        "scaling",
-        [None, {"max_replicas": 3, "initial_replicas": 2}, {"max_replicas": 2, "min_replicas": 0}],
-    )
+    @pytest.mark.parametrize("scaling", [None, {"max_replicas": 3, "min_replicas": 0}])
     def test_serve_takes_every_option(self, scaling: dict[str, Any] | None) -> None:
         from ray import serve
 
@@ -86,11 +78,8 @@ class TestServe:
         settings = made._deployment_config
         assert settings.max_surge_percent == 50
         assert settings.backpressure_config.status_code == 429
-        if scaling is None:
-            assert made.num_replicas == 1
-            return
-        assert settings.autoscaling_config is not None
-        assert settings.autoscaling_config.max_replicas == scaling["max_replicas"]
+        found = settings.autoscaling_config
+        assert made.num_replicas == 1 if scaling is None else found and found.max_replicas == 3
 
     def test_the_router_of_prefixes_passes_for_serves_own(self) -> None:
         """Serve refuses any other name behind HAProxy; what it runs is in the pickle."""
@@ -117,9 +106,19 @@ class TestServe:
         given = deployment_options(config(deployment_config={"autoscaling_config": scaling}))
         settings = AutoscalingConfig(**given["autoscaling_config"])
         policy = _apply_autoscaling_config(_resolve_policy_callable(settings.policy))
-        assert policy(serve_context(settings, {"one": 250.0}))[0] == 3
-        kept, _ = policy(serve_context(settings, {"one": 250.0, "two": 20.0}, replicas=4))
+        assert policy(context(250, high=8, config=settings))[0] == 3
+        kept, _ = policy(context(250, 20, replicas=4, high=8, config=settings))
         assert kept == 4  # until downscale_delay_s is over
+
+    def test_one_replica_for_each_target_within_bounds(self) -> None:
+        policy = OngoingTokensPolicy(target_ongoing_tokens=100)
+        for tokens, replicas in ((0, 1), (100, 1), (100.00000001, 1), (101, 2), (10_000, 5)):
+            assert policy(context(tokens / 2, tokens / 2)) == (replicas, {})
+        assert policy(context(replicas=4)) == (4, {}), "no replica has reported yet"
+        # Requests that no replica has taken count as much as others.
+        assert policy(context(100, running=4, queued=8)) == (3, {})
+        for tokens, low, high, replicas in ((0, 0, 5, 0), (1e9, 2, 3, 3), (0, 2, 3, 2)):
+            assert policy(context(tokens, low=low, high=high)) == (replicas, {})
 
     def test_requests_as_the_target_leave_serve_its_own_policy(self) -> None:
         from ray.serve.config import AutoscalingConfig
@@ -135,10 +134,23 @@ class Nothing:
     """A deployment for options to be set on."""
 
 
-def serve_context(settings: Any, tokens: dict[str, float], replicas: int = 1) -> Any:
+def context(
+    *tokens: float,
+    running: float = 0.0,
+    queued: float = 0.0,
+    replicas: int = 1,
+    low: int = 1,
+    high: int = 5,
+    config: Any = None,
+) -> Any:
+    """Return what Serve passes to a policy; each of the replicas has reported tokens."""
     from ray.serve._private.common import DeploymentID
     from ray.serve.config import AutoscalingContext
 
+    unused: Any = dict.fromkeys(
+        ("raw_metrics", "last_scale_up_time", "last_scale_down_time", "current_time")
+    )
+    reported: Any = {str(number): each for number, each in enumerate(tokens)}
     return AutoscalingContext(
         deployment_id=DeploymentID("a", "b"),
         deployment_name="a",
@@ -146,59 +158,12 @@ def serve_context(settings: Any, tokens: dict[str, float], replicas: int = 1) ->
         current_num_replicas=replicas,
         target_num_replicas=replicas,
         running_replicas=[],
-        total_num_requests=lambda: 5.0,
-        total_queued_requests=lambda: 0.0,
-        aggregated_metrics=lambda: {ONGOING_TOKENS: dict[Any, float](tokens)},
-        raw_metrics=None,
-        capacity_adjusted_min_replicas=1,
-        capacity_adjusted_max_replicas=8,
+        total_num_requests=lambda: running + queued,
+        total_queued_requests=lambda: queued,
+        aggregated_metrics=lambda: {ONGOING_TOKENS: reported},
+        capacity_adjusted_min_replicas=low,
+        capacity_adjusted_max_replicas=high,
         policy_state={},
-        last_scale_up_time=None,
-        last_scale_down_time=None,
-        current_time=None,
-        config=settings,
+        config=config,
+        **unused,
     )
-
-
-@dataclass
-class Situation:
-    """What the policy reads, as Serve would pass it."""
-
-    aggregated_metrics: dict[str, dict[str, float]] | None = None
-    total_running_requests: float = 0.0
-    total_queued_requests: float | None = None
-    target_num_replicas: int = 1
-    capacity_adjusted_min_replicas: int = 1
-    capacity_adjusted_max_replicas: int = 5
-
-
-def reported(*tokens: float) -> dict[str, dict[str, float]]:
-    return {ONGOING_TOKENS: {str(replica): each for replica, each in enumerate(tokens)}}
-
-
-def bounded(tokens: float, low: int, high: int) -> Situation:
-    bounds: Any = {"capacity_adjusted_min_replicas": low, "capacity_adjusted_max_replicas": high}
-    return Situation(reported(tokens), **bounds)
-
-
-def waiting(tokens: float, running: float, queued: float) -> Situation:
-    counts: Any = {"total_running_requests": running, "total_queued_requests": queued}
-    return Situation(reported(tokens), **counts)
-
-
-EXPECTED = [(0, 1), (100, 1), (100.00000001, 1), (101, 2), (250, 3), (10_000, 5)]
-
-
-@pytest.mark.parametrize(
-    ("situation", "replicas"),
-    [
-        *((Situation(reported(each / 2, each / 2)), replicas) for each, replicas in EXPECTED),
-        *((Situation(none, target_num_replicas=4), 4) for none in (None, {}, reported())),
-        (waiting(100, 4, 8), 3),  # requests that no replica has taken count as much as others
-        (bounded(0, 0, 5), 0),
-        (bounded(1e9, 2, 3), 3),
-        (bounded(0, 2, 3), 2),
-    ],
-)
-def test_one_replica_for_each_target_within_bounds(situation: Any, replicas: int) -> None:
-    assert OngoingTokensPolicy(target_ongoing_tokens=100)(situation) == (replicas, {})

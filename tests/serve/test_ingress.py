@@ -148,22 +148,12 @@ class Serve:
         await answer(scope, receive, send)
 
 
-def answer_of(
-    app: Any, path: str = "/", headers: Any = (), kind: str = "http"
-) -> tuple[int, Any, dict[str, str]]:
+def answer_of(app: Any, path: str = "/", headers: Any = ()) -> tuple[int, Any, dict[str, str]]:
     """Return the status, the JSON or text, and the headers of an answer."""
-    sent = ask(app, [b""], path, headers, kind)
-    if kind == "websocket":
-        assert sent == [{"type": "websocket.close"}]
-        return 403, "", {}
-    start, *bodies = sent
+    start, *bodies = ask(app, [b""], path, headers)
     text = b"".join(message["body"] for message in bodies).decode()
     named = {name.decode().lower(): value.decode() for name, value in start["headers"]}
-    return (
-        start["status"],
-        json.loads(text) if "json" in named["content-type"] else text,
-        named,
-    )
+    return start["status"], json.loads(text) if "json" in named["content-type"] else text, named
 
 
 def test_names_are_those_that_serve_gives_to_haproxy() -> None:
@@ -187,22 +177,20 @@ def test_a_misrouted_request_is_refused(path: str) -> None:
         status, body, headers = answer_of(app, path, others)
         assert status == 503 and headers["retry-after"] == "2"
         assert body["error"]["code"] == "engine_unavailable"
-    assert answer_of(app, path, [(NAME, b"other")], kind="websocket")[0] == 403
+    closed = [{"type": "websocket.close"}]
+    assert ask(app, [b""], path, [(NAME, b"other")], "websocket") == closed
     assert serve.headers == []
 
 
-@pytest.mark.parametrize(
-    ("name", "headers"),
-    [
-        (OWN, [(NAME, OWN), (b"a", b"b")]),
-        (OWN, [(b"a", b"b")]),  # sent without HAProxy, from the same machine
-        (None, [(NAME, b"from a client"), (b"a", b"b")]),  # there is no HAProxy
-    ],
-)
-def test_a_request_for_this_replica_passes_without_the_header(name: Any, headers: Any) -> None:
-    serve = Serve(answer=PlainTextResponse("hello"))
-    assert answer_of(Ingress(serve, name), headers=headers)[:2] == (200, "hello")
-    assert serve.headers == [(b"a", b"b")]
+def test_a_request_for_this_replica_passes_without_the_header() -> None:
+    for name, given in (
+        (OWN, [(NAME, OWN)]),
+        (OWN, []),  # sent without HAProxy, from the same machine
+        (None, [(NAME, b"from a client")]),  # there is no HAProxy
+    ):
+        serve = Serve(answer=PlainTextResponse("hello"))
+        found = answer_of(Ingress(serve, name), headers=[*given, (b"a", b"b")])
+        assert found[:2] == (200, "hello") and serve.headers == [(b"a", b"b")]
 
 
 @pytest.mark.parametrize(
@@ -235,40 +223,28 @@ def test_an_applications_own_404_passes(monkeypatch: pytest.MonkeyPatch) -> None
         assert answer_of(Ingress(Serve(answer=answer)))[:2] == (404, text)
 
 
-def passed_on(
-    parts: list[bytes], headers: list[tuple[bytes, bytes]], name: bytes | None = None
-) -> tuple[bytes, list[bytes]]:
-    """Return the body that Serve's proxy gets of a POST, and its session ids."""
+SESSION, KEY = b"x-session-id", str(prefix_key({"prompt": "hello"})).encode()
+LARGE = [b'{"prompt": "', *([b"x" * 100_000] * 12), b'"}']
+
+
+NO_JSON = [b"{"], [b""], [b"\xff"], [b"7"], [b"[" * 9999]
+# The parts of a body, the session ids of the client, this replica's name; the ids passed on.
+PREFIXES: list[tuple[list[bytes], list[bytes], bytes | None, list[bytes]]] = [
+    (BODY, [], None, [KEY]),
+    (BODY, [b"mine"], None, [b"mine"]),
+    (BODY, [], OWN, []),  # HAProxy routes it
+    *((parts, [], None, []) for parts in (*NO_JSON, LARGE)),
+]
+
+
+def test_a_prefix_becomes_a_session_unless_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PREFIX_ROUTED, "demo")
     found: list[Any] = []
 
     async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
         found.append((await echo(receive), [v for n, v in scope["headers"] if n == SESSION]))
         await PlainTextResponse("ok")(scope, receive, send)
 
-    ask(Ingress(proxy, name), parts, "/v1", headers)
-    ((body, sessions),) = found
-    return body, sessions
-
-
-SESSION = b"x-session-id"
-
-
-class TestPrefixes:
-    @pytest.fixture(autouse=True)
-    def routed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(PREFIX_ROUTED, "demo")
-
-    def test_a_prefix_becomes_a_session(self) -> None:
-        body, (session,) = passed_on(BODY, [])
-        assert body == b"".join(BODY) and session.decode() == prefix_key({"prompt": "hello"})
-
-    def test_a_client_s_own_session_is_kept(self) -> None:
-        assert passed_on(BODY, [(SESSION, b"mine")]) == (b"".join(BODY), [b"mine"])
-
-    def test_invalid_json_and_large_bodies_are_passed_on_whole(self) -> None:
-        large = [b'{"prompt": "', *([b"x" * 100_000] * 12), b'"}']
-        for parts in ([b"{"], [b""], [b"\xff"], [b"7"], [b"[" * 9999], large):
-            assert passed_on(parts, []) == (b"".join(parts), [])
-
-    def test_behind_haproxy_nothing_is_added(self) -> None:
-        assert passed_on(BODY, [], OWN) == (b"".join(BODY), [])
+    for parts, given, name, sessions in PREFIXES:
+        ask(Ingress(proxy, name), parts, "/v1", [(SESSION, each) for each in given])
+        assert found.pop() == (b"".join(parts), sessions)

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -32,21 +33,16 @@ sys.stdin.readline()
 def test_servers_that_start_at_once_share_no_port() -> None:
     command = [sys.executable, "-c", CLAIM, str(free_port())]
     with ExitStack() as stack:
-        servers = []
-        for _ in range(4):
-            server = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        servers: list[Any] = [subprocess.Popen(command, **pipes) for _ in range(4)]
+        for server in servers:
             stack.callback(server.wait)
             stack.callback(server.kill)
-            servers.append(server)
         for server in servers:
-            assert server.stdin
             server.stdin.write("go\n")
             server.stdin.flush()
         blocks, claims = (
-            [server.stdout.readline().strip() for server in servers if server.stdout]
-            for _ in range(2)
+            [server.stdout.readline().strip() for server in servers] for _ in range(2)
         )
     assert len(set(blocks)) == len(servers), blocks
     assert claims.count("claimed") == 1 and sum("in use" in claim for claim in claims) == 3
@@ -67,13 +63,10 @@ def test_the_kernel_and_ray_assign_none_of_the_ports() -> None:
     found = {name: int(port) for name, port in settings.items()}
     assert not {name for name in found if name.startswith("RAY_SERVE")} - set(vars(constants))
     assert not set(found.values()) & set(ports.ephemeral_ports())
-    replicas = range(
-        found.pop("RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"),
-        found.pop("RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"),
-    )
-    grpc = range(
-        found.pop("RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT"),
-        found.pop("RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT"),
+    low, high = "RAY_SERVE_DIRECT_INGRESS_MIN_{}_PORT", "RAY_SERVE_DIRECT_INGRESS_MAX_{}_PORT"
+    replicas, grpc = (
+        range(found.pop(low.format(kind)), found.pop(high.format(kind)))
+        for kind in ("HTTP", "GRPC")
     )
     every = [*found.values(), *replicas, *grpc]
     assert len(every) == len(set(every)) and len(replicas) > 200

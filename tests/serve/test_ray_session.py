@@ -47,21 +47,6 @@ def test_only_deaths_that_diffray_announces_are_left_out(
     assert ours == [text] * said and rays == [report] * printed
 
 
-def test_a_token_that_others_could_read_becomes_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before Ray starts, which is when others could use it."""
-    token = tmp_path / ".ray/auth_token"
-    token.parent.mkdir()
-    token.write_text("written by an earlier Ray")
-    token.chmod(0o644)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    modes: list[int] = []
-    monkeypatch.setattr(ray, "init", lambda **_: modes.append(token.stat().st_mode & 0o777))
-    start_ray_here()
-    assert modes == [0o600]
-
-
 def test_a_ray_that_was_too_slow_is_started_once_more_without_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -89,17 +74,22 @@ def test_a_ray_that_was_too_slow_is_started_once_more_without_the_first(
             part.wait()
 
 
-def test_a_ray_that_fails_otherwise_is_not_started_again(
+def test_the_token_is_private_before_ray_starts_and_other_failures_are_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """When Ray runs, others could use a token that they can read."""
+    token = tmp_path / ".ray/auth_token"
+    token.parent.mkdir()
+    token.write_text("written by an earlier Ray")
+    token.chmod(0o644)
     monkeypatch.setenv("HOME", str(tmp_path))
-    starts: list[int] = []
+    modes: list[int] = []
 
     def init(**options: Any) -> None:
-        starts.append(1)
+        modes.append(token.stat().st_mode & 0o777)
         raise Exception("no room in /dev/shm")
 
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(Exception, match="no room"):
         start_ray_here()
-    assert len(starts) == 1
+    assert modes == [0o600]

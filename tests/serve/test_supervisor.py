@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -10,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
+from typing import Any
 
 import pytest
 
@@ -36,8 +37,12 @@ class Command:
     folder: Path
     server: int
 
-    def tell(self, number: signal.Signals) -> None:
+    def tell(self, number: Signals) -> None:
         os.kill(self.process.pid, number)
+
+    def says(self, word: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == f"{word}\n"
 
     def ends(self, status: int, *words: str) -> None:
         """Wait for its end, after which nothing is left; it has said so many sentences, so."""
@@ -88,7 +93,7 @@ def command(body: str, *before: str, same: float = 1.0) -> Iterator[Command]:
         finally:
             for pid in (process.pid, found.server, found.orphan):
                 with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, SIGKILL)
 
 
 FOR_EVER = "time.sleep(300)"
@@ -99,108 +104,73 @@ DEAF = (
 )
 
 
-def test_a_server_that_ends_by_itself_leaves_nothing() -> None:
-    with command("pass") as ended:
-        ended.ends(0)
+def failing_check(failure: str) -> str:
+    """Return a body that goes on while a check beside it fails."""
+    check = f"import os, typer; supervisor.say('diffray: it is wrong'); {failure}"
+    return f"with ending.unless_passed(lambda: exec({check!r}, globals()), ''): {FOR_EVER}"
 
 
-def test_an_error_is_the_exit_status() -> None:
-    with command("import typer; raise typer.Exit(3)") as ended:
-        ended.ends(3)
+# A check that passes is waited for even by an error, which comes second.
+PASSING_CHECK = (
+    "with ending.unless_passed(lambda: time.sleep(0.5) or supervisor.say('diffray: checked'), "
+    "'diffray: passed'): supervisor.say('diffray: begun'); import typer; raise typer.Exit(3)"
+)
+# What the server does, the signal that the user's process gets, its status, and what it says.
+ENDINGS = [
+    ("pass", None, 0),
+    ("import typer; raise typer.Exit(3)", None, 3),
+    *((body, *end) for body in (FOR_EVER, UNTIL_TOLD) for end in ((SIGINT, 0), (SIGTERM, 0))),
+    ("import os; os.kill(os.getpid(), 9)", None, 137, "server process was killed (SIGKILL)"),
+    (DEAF, SIGHUP, 129, "the terminal was closed"),
+    (FOR_EVER, SIGKILL, -SIGKILL, "had not ended after 1 s"),
+    (UNTIL_TOLD, SIGKILL, -SIGKILL),
+    (f"ending.failure = lambda: 'it is broken'; {FOR_EVER}", None, 1, "it is broken"),
+    (f"ending.limit_s = 1; {DEAF}", SIGTERM, 1, "had not ended after 1 s and was killed"),
+    (failing_check("raise supervisor.typer.Exit(1)"), None, 1, "it is wrong"),
+    (failing_check("os.kill(os.getpid(), 9)"), None, 1, "it is wrong", "killed (SIGKILL)"),
+    (PASSING_CHECK, None, 3, "begun", "checked", "passed"),
+]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("body", [FOR_EVER, UNTIL_TOLD])
-def test_the_first_signal_is_a_clean_end(number: signal.Signals, body: str) -> None:
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_every_end_leaves_nothing_and_has_its_status(ending: Any) -> None:
+    body, number, status, *words = ending
     with command(body) as told:
-        told.tell(number)
-        told.ends(0)
+        if "'ready'" in body:
+            told.says("ready")
+        if number is not None:
+            told.tell(number)
+        told.ends(status, *words)
 
 
 def test_the_second_signal_ends_what_does_not_end() -> None:
     with command(DEAF, same=0) as told:
-        assert told.process.stdout is not None
-        assert told.process.stdout.readline() == "ready\n"
-        told.tell(signal.SIGINT)
-        assert told.process.stdout.readline() == "told\n"
-        told.tell(signal.SIGINT)
+        told.says("ready")
+        told.tell(SIGINT)
+        told.says("told")
+        told.tell(SIGINT)
         told.ends(130)
 
 
 def test_one_signal_that_is_sent_twice_is_one() -> None:
     with command(DEAF, same=SLOW) as told:
-        assert told.process.stdout is not None
-        assert told.process.stdout.readline() == "ready\n"
-        told.tell(signal.SIGINT)
-        assert told.process.stdout.readline() == "told\n"
-        told.tell(signal.SIGINT)  # as timeout(1) does
+        told.says("ready")
+        told.tell(SIGINT)
+        told.says("told")
+        told.tell(SIGINT)  # as timeout(1) does
         time.sleep(2)
         assert alive(told.server)
-        told.tell(signal.SIGTERM)
+        told.tell(SIGTERM)
         told.ends(143)
-
-
-def test_a_closed_terminal_leaves_a_moment_to_finish() -> None:
-    with command(DEAF) as told:
-        told.tell(signal.SIGHUP)
-        told.ends(129, "the terminal was closed")
 
 
 def test_under_nohup_a_closed_terminal_is_nothing() -> None:
     with command(UNTIL_TOLD, "nohup") as told:
-        told.tell(signal.SIGHUP)
+        told.tell(SIGHUP)
         time.sleep(2)
         assert alive(told.server)
-        told.tell(signal.SIGTERM)
+        told.tell(SIGTERM)
         assert told.process.wait(SLOW) == 0
-
-
-def test_a_server_that_is_killed_leaves_nothing() -> None:
-    with command(FOR_EVER) as killed:
-        os.kill(killed.server, signal.SIGKILL)
-        killed.ends(137, "the server process was killed (SIGKILL)")
-
-
-@pytest.mark.parametrize("body", [FOR_EVER, UNTIL_TOLD])
-def test_a_server_whose_supervisor_is_killed_leaves_nothing(body: str) -> None:
-    with command(body) as killed:
-        killed.tell(signal.SIGKILL)
-        words = () if body == UNTIL_TOLD else ("had not ended after 1 s",)
-        killed.ends(-signal.SIGKILL, *words)
-
-
-def test_a_failure_is_said_and_ends_a_server_that_hangs() -> None:
-    with command(f"ending.failure = lambda: 'it is broken'; {FOR_EVER}") as failed:
-        failed.ends(1, "it is broken")
-
-
-@pytest.mark.parametrize(
-    ("failure", "words"),
-    [("raise supervisor.typer.Exit(1)", ()), ("os.kill(os.getpid(), 9)", ("killed (SIGKILL)",))],
-)
-def test_a_check_that_fails_ends_a_server_that_went_on_meanwhile(
-    failure: str, words: tuple[str, ...]
-) -> None:
-    check = f"import os, typer; supervisor.say('diffray: it is wrong'); {failure}"
-    body = f"with ending.unless_passed(lambda: exec({check!r}, globals()), ''): {FOR_EVER}"
-    with command(body) as failed:
-        failed.ends(1, "it is wrong", *words)
-
-
-def test_a_check_that_passes_is_waited_for() -> None:
-    """Even by an error, which comes second."""
-    check = "lambda: time.sleep(0.5) or supervisor.say('diffray: checked')"
-    fail = "supervisor.say('diffray: begun'); import typer; raise typer.Exit(3)"
-    with command(f"with ending.unless_passed({check}, 'diffray: passed'): {fail}") as ended:
-        ended.ends(3, "begun", "checked", "passed")
-
-
-def test_a_server_that_takes_too_long_to_end_is_killed() -> None:
-    with command(f"ending.limit_s = 1; {DEAF}") as told:
-        assert told.process.stdout is not None
-        assert told.process.stdout.readline() == "ready\n"
-        told.tell(signal.SIGTERM)
-        told.ends(1, "had not ended after 1 s and was killed")
 
 
 def test_children_that_were_there_before_are_left_alone() -> None:
@@ -211,4 +181,4 @@ def test_children_that_were_there_before_are_left_alone() -> None:
         assert ended.process.stderr is not None
         bystander = int(re.findall(r"\d+", ended.process.stderr.read())[0])
         assert alive(bystander)
-        os.kill(bystander, signal.SIGKILL)
+        os.kill(bystander, SIGKILL)

@@ -1,14 +1,13 @@
 """All replicas of a deployment get what an operator wants, also those that come later."""
 
 import asyncio
+import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from diffray.cluster.control.engine_client import EngineFailed, Load
-from diffray.cluster.control.weight_changes import InFlight
+from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.serve.wanted import EveryReplica, Record, Wanted
 from diffray.components.checkpoints.update import check_folder
 from diffray.workers.adapters import LoadedAdapters
@@ -19,58 +18,28 @@ from diffray.workers.trainer_orders import (
     TrainerOrder,
 )
 from tests.helpers.adapters import Story
+from tests.helpers.recorder import Recorder
 from tests.helpers.tiny import tiny_checkpoint
 
 RANKS = 2  # of each replica
+pytestmark = pytest.mark.usefixtures("stored")
 
 
-class Memory:
-    """A record without a cluster: like Ray's store, it holds what was written."""
+class Engine(Recorder):
+    """An engine that may refuse what it is told."""
 
-    def __init__(self) -> None:
-        self.written = [Wanted()]
+    refuses = ""
 
-    async def newest(self) -> Wanted:
-        await asyncio.sleep(0)
-        return max(self.written, key=lambda wanted: wanted.number)
-
-    async def put(self, wanted: Wanted) -> bool:
-        await asyncio.sleep(0)
-        if wanted.number in {each.number for each in self.written}:
-            return False
-        self.written.append(wanted)
-        return True
-
-
-class Engine:
-    """An engine that notes its weights and its sleep, or refuses weights."""
-
-    def __init__(self) -> None:
-        self.level = 0
-        self.orders: list[TrainerOrder] = []
-        self.made: list[tuple[str, InFlight, str | None]] = []
-        self.refuses = ""
-
-    async def update_weights(
-        self, source: Any, in_flight: InFlight = "finish", version: str | None = None
-    ) -> str:
+    async def update_weights(self, *given: Any, **named: Any) -> str:
         await asyncio.sleep(0.001)
         if self.refuses:
             raise ValueError(self.refuses)
-        self.made.append((source, in_flight, version))
-        return str(version)
+        return await super().update_weights(*given, **named)
 
     async def ask_trainer(self, order: TrainerOrder) -> Received:
         if self.refuses:
             raise ValueError(self.refuses)
-        self.orders.append(order)
-        return Received(folder="/received" if order.receive else "")
-
-    async def sleep(self, level: int) -> None:
-        self.level = level
-
-    async def load(self) -> Load:
-        return Load(sleep_level=self.level)
+        return await super().ask_trainer(order)
 
 
 class Deployment:
@@ -78,7 +47,7 @@ class Deployment:
 
     def __init__(self, count: int, model: str | None = None) -> None:
         self.model = model
-        self.record = Memory()
+        self.record = Record("some")
         self.wrong: dict[str, str] = {}  # folders that do not fit, and why
         self.engines: list[Engine] = []
         self.adapters: list[LoadedAdapters] = []
@@ -89,12 +58,11 @@ class Deployment:
 
     def start(self) -> EveryReplica:
         engine = Engine()
-        record: Any = self.record
         peers: Any = self
         client: Any = engine
         adapters = LoadedAdapters(self.model, reserved=("base",))
         own = f"replica {len(self.replicas)}"
-        made = EveryReplica(client, adapters, peers, record, self._check, 1.0, own, RANKS)
+        made = EveryReplica(client, adapters, peers, self.record, self._check, 1.0, own, RANKS)
         self.adapters.append(adapters)
         self.engines.append(engine)
         self.replicas.append(made)
@@ -112,172 +80,112 @@ class Deployment:
         return list(await asyncio.gather(*(getattr(each, method)(*given) for each in owners)))
 
 
-def test_all_replicas_get_new_weights_and_later_ones_the_newest() -> None:
-    async def story() -> None:
-        found = Deployment(3)
-        first, second, _ = found.replicas
-        assert await first.update_weights("/a") == "1"
-        assert await second.update_weights("/b", "restart", "step 2") == "step 2"
-        assert await first.update_weights("/c") == "3"
-        made = [("/a", "finish", "1"), ("/b", "restart", "step 2"), ("/c", "finish", "3")]
-        assert [engine.made for engine in found.engines] == [made] * 3
-        late = found.start()
-        assert await late.catch_up() == ""
-        assert found.engines[-1].made == made[-1:]
-        assert await late.catch_up() == "" and len(found.engines[-1].made) == 1
-        with pytest.raises(ValueError, match="already have version 3"):
-            await late.update_weights("/d", version="3")
-
-    asyncio.run(story())
+async def test_all_replicas_get_new_weights_and_later_ones_the_newest() -> None:
+    found = Deployment(3)
+    first, second, _ = found.replicas
+    assert await first.update_weights("/a") == "1"
+    assert await second.update_weights("/b", "restart", "step 2") == "step 2"
+    assert await first.update_weights("/c") == "3"
+    made = [("/a", "finish", "1"), ("/b", "restart", "step 2"), ("/c", "finish", "3")]
+    assert [engine.updates for engine in found.engines] == [made] * 3
+    late = found.start()
+    assert await late.catch_up() == ""
+    assert found.engines[-1].updates == made[-1:]
+    assert await late.catch_up() == "" and len(found.engines[-1].updates) == 1
+    with pytest.raises(ValueError, match="already have version 3"):
+        await late.update_weights("/d", version="3")
 
 
-def test_what_does_not_fit_changes_nothing_anywhere() -> None:
-    async def story() -> None:
-        found = Deployment(2)
-        found.wrong["/b"] = "head is [3, 4], not [64, 16]"
-        with pytest.raises(ValueError, match="head is"):
-            await found.replicas[0].update_weights("/b")
-        assert [engine.made for engine in found.engines] == [[], []]
-        assert await found.record.newest() == Wanted()
-
-    asyncio.run(story())
-
-
-def test_a_replica_that_no_message_reached_reads_the_record(
+async def test_a_replica_that_no_message_reached_reads_the_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("diffray.cluster.serve.wanted._LOOK_S", 0.01)
-
-    async def story() -> None:
-        found = Deployment(2)
-        found.deaf = {1}
-        await found.replicas[0].update_weights("/a")
-        assert found.engines[1].made == []
-        looking = asyncio.create_task(found.replicas[1].keep_up())
-        async with asyncio.timeout(60):
-            while not found.engines[1].made:
-                await asyncio.sleep(0.01)
-        looking.cancel()
-        assert found.engines[1].made == found.engines[0].made
-
-    asyncio.run(story())
+    found = Deployment(2)
+    found.deaf = {1}
+    await found.replicas[0].update_weights("/a")
+    assert found.engines[1].updates == []
+    looking = asyncio.create_task(found.replicas[1].keep_up())
+    async with asyncio.timeout(60):
+        while not found.engines[1].updates:
+            await asyncio.sleep(0.01)
+    looking.cancel()
+    assert found.engines[1].updates == found.engines[0].updates
 
 
-def test_operators_at_two_replicas_end_with_the_same_weights() -> None:
-    async def story() -> None:
-        found = Deployment(3)
-        names = [f"v{at}" if at % 2 else None for at in range(9)]
-        made = await asyncio.gather(
-            *(
-                found.replicas[at % 3].update_weights(f"/{at}", version=name)
-                for at, name in enumerate(names)
-            )
+async def test_operators_at_two_replicas_end_with_the_same_weights(
+    stored: dict[bytes, bytes],
+) -> None:
+    found = Deployment(3)
+    names = [f"v{at}" if at % 2 else None for at in range(9)]
+    made = await asyncio.gather(
+        *(
+            found.replicas[at % 3].update_weights(f"/{at}", version=name)
+            for at, name in enumerate(names)
         )
-        assert len({*made}) == 9 and len(found.record.written) == 10
-        (last,) = {engine.made[-1] for engine in found.engines}
-        newest = await found.record.newest()
-        assert last == (newest.source, newest.in_flight, newest.version)
-
-    asyncio.run(story())
-
-
-def test_of_two_operators_at_once_one_has_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record is in Ray's store, of which this is a part."""
-    stored: dict[bytes, bytes] = {}
-
-    def put(key: bytes, value: bytes, overwrite: bool, namespace: bytes) -> bool:
-        is_known = key in stored
-        stored[key] = value if overwrite else stored.get(key, value)
-        return is_known
-
-    kv = SimpleNamespace(
-        _internal_kv_put=put,
-        _internal_kv_get=lambda key, namespace: stored[key],
-        _internal_kv_list=lambda prefix, namespace: [k for k in stored if k.startswith(prefix)],
-        _internal_kv_del=lambda key, namespace: stored.pop(key, None),
     )
-    monkeypatch.setattr("diffray.cluster.serve.wanted.internal_kv", kv)
-
-    async def both() -> None:
-        first, second = Record("some"), Record("some")
-        assert await first.newest() == Wanted()
-        assert await first.put(Wanted(1, version="first"))
-        assert not await second.put(Wanted(1, version="second"))
-        assert (await second.newest()).version == "first"
-        assert await second.put(Wanted(2, version="second"))
-        assert (await first.newest()).version == "second"
-        assert await Record("other").newest() == Wanted()
-
-    asyncio.run(both())
+    assert len({*made}) == len(stored) == 9
+    (last,) = {engine.updates[-1] for engine in found.engines}
+    newest = await found.record.newest()
+    assert last == (newest.source, newest.in_flight, newest.version)
+    assert await Record("other").newest() == Wanted()
 
 
-def test_a_replica_that_cannot_have_them_is_not_healthy() -> None:
+async def test_a_replica_that_cannot_have_them_is_not_healthy() -> None:
     """Until it can have what is wanted then."""
-
-    async def story() -> None:
-        found = Deployment(2)
-        found.engines[1].refuses = "there is no folder '/a'"
-        with pytest.raises(EngineFailed, match="no folder '/a'; that replica is being replaced"):
-            await found.replicas[0].update_weights("/a")
-        assert [bool(each.failure) for each in found.replicas] == [False, True]
-        assert "weights 1: there is no folder" in await found.replicas[1].catch_up()
-        found.engines[1].refuses = ""
-        await found.replicas[0].update_weights("/b")
-        assert [each.failure for each in found.replicas] == ["", ""]
-
-    asyncio.run(story())
-
-
-def test_all_replicas_sleep_and_those_that_start_meanwhile_too() -> None:
-    async def story() -> None:
-        found = Deployment(2)
+    found = Deployment(2)
+    found.engines[1].refuses = "there is no folder '/a'"
+    with pytest.raises(EngineFailed, match="no folder '/a'; that replica is being replaced"):
         await found.replicas[0].update_weights("/a")
-        await found.replicas[1].sleep(2)
-        assert (await found.replicas[0].load()).sleep_level == 2
-        assert await found.start().catch_up() == ""
-        await found.replicas[0].update_weights("/b")
-        assert [engine.level for engine in found.engines] == [2, 2, 2]
-        assert {engine.made[-1][0] for engine in found.engines} == {"/b"}
-        await found.replicas[2].sleep(0)
-        assert [engine.level for engine in found.engines] == [0, 0, 0]
-        assert len(found.engines[0].made) == 2
-
-    asyncio.run(story())
+    assert [bool(each.failure) for each in found.replicas] == [False, True]
+    assert "weights 1: there is no folder" in await found.replicas[1].catch_up()
+    found.engines[1].refuses = ""
+    await found.replicas[0].update_weights("/b")
+    assert [each.failure for each in found.replicas] == ["", ""]
 
 
-def test_all_replicas_know_the_adapters_that_are_loaded(tmp_path: Path) -> None:
+async def test_all_replicas_sleep_and_those_that_start_meanwhile_too() -> None:
+    found = Deployment(2)
+    await found.replicas[0].update_weights("/a")
+    await found.replicas[1].sleep(2)
+    assert (await found.replicas[0].load()).sleep_level == 2
+    assert await found.start().catch_up() == ""
+    await found.replicas[0].update_weights("/b")
+    assert [engine.level for engine in found.engines] == [2, 2, 2]
+    assert {engine.updates[-1][0] for engine in found.engines} == {"/b"}
+    await found.replicas[2].sleep(0)
+    assert [engine.level for engine in found.engines] == [0, 0, 0]
+    assert len(found.engines[0].updates) == 2
+
+
+async def test_all_replicas_know_the_adapters_that_are_loaded(tmp_path: Path) -> None:
     """Each load has its own number, so that no K/V of the one before are read."""
     story = Story(tmp_path)
-
-    async def run() -> None:
-        found = Deployment(2, str(story.base))
-        first, second = found.replicas
-        await asyncio.gather(
-            *(found.replicas[at].load_adapter(f"a{at}", story.adapters[f"a{at}"]) for at in (0, 1))
-        )
-        assert [{*each.names} for each in found.adapters] == [{"a0", "a1"}] * 2
-        before = found.adapters[0].find("a0")
-        await second.unload_adapter("a0")
-        await first.load_adapter("a0", story.adapters["a2"])
-        late = found.start()
-        assert await late.catch_up() == ""
-        assert found.adapters[2].all == found.adapters[0].all == found.adapters[1].all
-        assert found.adapters[2].find("a0").number > before.number
-        for name, path, words in (
-            ("a0", story.adapters["a1"], "'a0' is loaded; unload it first"),
-            ("base", story.adapters["a1"], "'base' cannot be an adapter's name"),
-            ("other", str(story.base), "has no adapter_config.json"),
-        ):
-            with pytest.raises(ValueError, match=words):
-                await first.load_adapter(name, path)
-        with pytest.raises(ValueError, match="no adapter 'other' is loaded"):
-            await first.unload_adapter("other")
-        loaded = found.adapters[1].all
-        await second.load_adapter("a1", story.adapters["a1"])  # again, as after a lost answer
-        assert [each.all for each in found.adapters] == [loaded] * 3
-        assert {*found.adapters[1].names} == {"a0", "a1"}
-
-    asyncio.run(run())
+    found = Deployment(2, str(story.base))
+    first, second = found.replicas
+    await asyncio.gather(
+        *(found.replicas[at].load_adapter(f"a{at}", story.adapters[f"a{at}"]) for at in (0, 1))
+    )
+    assert [{*each.names} for each in found.adapters] == [{"a0", "a1"}] * 2
+    before = found.adapters[0].find("a0")
+    await second.unload_adapter("a0")
+    await first.load_adapter("a0", story.adapters["a2"])
+    late = found.start()
+    assert await late.catch_up() == ""
+    assert found.adapters[2].all == found.adapters[0].all == found.adapters[1].all
+    assert found.adapters[2].find("a0").number > before.number
+    for name, path, words in (
+        ("a0", story.adapters["a1"], "'a0' is loaded; unload it first"),
+        ("base", story.adapters["a1"], "'base' cannot be an adapter's name"),
+        ("other", str(story.base), "has no adapter_config.json"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            await first.load_adapter(name, path)
+    with pytest.raises(ValueError, match="no adapter 'other' is loaded"):
+        await first.unload_adapter("other")
+    loaded = found.adapters[1].all
+    await second.load_adapter("a1", story.adapters["a1"])  # again, as after a lost answer
+    assert [each.all for each in found.adapters] == [loaded] * 3
+    assert {*found.adapters[1].names} == {"a0", "a1"}
 
 
 SENT = TrainerOrder("g", receive=ReceiveWeights(["head"], ["float32"], [[64, 16]], 7))
@@ -287,55 +195,53 @@ def joining(replicas: int) -> TrainerOrder:
     return TrainerOrder("g", JoinTrainer("host", 1, 1, 1 + RANKS * replicas, "gloo"))
 
 
-def test_all_replicas_take_their_ranks_of_a_trainer_s_group() -> None:
+async def test_all_replicas_take_their_ranks_of_a_trainer_s_group() -> None:
     """A later one has the folder; without one of the members nothing changes."""
-
-    async def story() -> None:
-        found = Deployment(2)
-        first, second = found.replicas
-        with pytest.raises(ValueError, match="no replica is in a group 'g'"):
-            await first.ask_trainer(SENT)
-        with pytest.raises(ValueError, match="world_size is 3, but must be 5 for ranks from 1 on"):
-            await first.ask_trainer(joining(1))
-        await second.ask_trainer(joining(2))
-        joined: list[Any] = [engine.orders for engine in found.engines]
-        assert [each.join.rank for (each,) in joined] == [1, 1 + RANKS]
-        late = found.start()
-        assert (await late.ask_trainer(SENT)).folder == "/received"
-        assert await late.update_weights("/received") == "1"
-        assert found.engines[2].orders == []
-        assert [engine.made[-1][0] for engine in found.engines] == ["/received"] * 3
-        for engine in found.engines[:2]:
-            engine.refuses = "1 unexpected: tail"
-        with pytest.raises(ValueError, match="tail"):
-            await late.ask_trainer(SENT)
-        found.engines[0].refuses = ""
-        with pytest.raises(ValueError, match="tail"):  # by one of them alone: the others leave
-            await late.ask_trainer(SENT)
-        assert found.engines[0].orders[-1] == TrainerOrder("g")
-        found.engines[1].refuses = ""
-        with pytest.raises(ValueError, match="no replica is in a group 'g'"):
-            await first.ask_trainer(SENT)
-        await first.ask_trainer(joining(3))
-        found.deaf = {1}
-        with pytest.raises(ValueError, match="ranks were lost, and the group 'g' with them"):
-            await first.ask_trainer(SENT)
-        assert found.engines[0].orders[-1] == TrainerOrder("g")
-
-    asyncio.run(story())
+    found = Deployment(2)
+    first, second = found.replicas
+    with pytest.raises(ValueError, match="no replica is in a group 'g'"):
+        await first.ask_trainer(SENT)
+    with pytest.raises(ValueError, match="world_size is 3, but must be 5 for ranks from 1 on"):
+        await first.ask_trainer(joining(1))
+    await second.ask_trainer(joining(2))
+    joined: list[Any] = [engine.orders for engine in found.engines]
+    assert [each.join.rank for (each,) in joined] == [1, 1 + RANKS]
+    late = found.start()
+    assert (await late.ask_trainer(SENT)).folder == "/received"
+    assert await late.update_weights("/received") == "1"
+    assert found.engines[2].orders == []
+    assert [engine.updates[-1][0] for engine in found.engines] == ["/received"] * 3
+    for engine in found.engines[:2]:
+        engine.refuses = "1 unexpected: tail"
+    with pytest.raises(ValueError, match="tail"):
+        await late.ask_trainer(SENT)
+    found.engines[0].refuses = ""
+    with pytest.raises(ValueError, match="tail"):  # by one of them alone: the others leave
+        await late.ask_trainer(SENT)
+    assert found.engines[0].orders[-1] == TrainerOrder("g")
+    found.engines[1].refuses = ""
+    with pytest.raises(ValueError, match="no replica is in a group 'g'"):
+        await first.ask_trainer(SENT)
+    await first.ask_trainer(joining(3))
+    found.deaf = {1}
+    with pytest.raises(ValueError, match="ranks were lost, and the group 'g' with them"):
+        await first.ask_trainer(SENT)
+    assert found.engines[0].orders[-1] == TrainerOrder("g")
 
 
-def test_without_an_answer_nothing_is_wanted() -> None:
-    async def story() -> None:
-        found = Deployment(1)
-        found.deaf = {0}
-        with pytest.raises(EngineFailed, match="no replica answered"):
-            await found.replicas[0].update_weights("/a")
-        assert len(found.record.written) == 1
-        await found.replicas[0].sleep(1)
-        assert found.engines[0].level == 1, "it reaches itself"
-
-    asyncio.run(story())
+async def test_what_does_not_fit_or_reaches_no_replica_is_not_wanted(
+    stored: dict[bytes, bytes],
+) -> None:
+    found = Deployment(2)
+    found.wrong["/b"] = "head is [3, 4], not [64, 16]"
+    with pytest.raises(ValueError, match="head is"):
+        await found.replicas[0].update_weights("/b")
+    found.deaf = {0, 1}
+    with pytest.raises(EngineFailed, match="no replica answered"):
+        await found.replicas[0].update_weights("/a")
+    assert stored == {} and [engine.updates for engine in found.engines] == [[], []]
+    await found.replicas[0].sleep(1)
+    assert found.engines[0].level == 1, "it reaches itself"
 
 
 def test_a_folder_is_checked_against_the_model_s(tmp_path: Path) -> None:
@@ -343,11 +249,8 @@ def test_a_folder_is_checked_against_the_model_s(tmp_path: Path) -> None:
     check_folder(model, "auto", str(model))
     with pytest.raises(ValueError, match="another model"):
         check_folder(model, "float32", tiny_checkpoint(tmp_path / "other", "llada2_moe"))
-    (file,) = model.glob("*.safetensors")
-    (tmp_path / "short").mkdir()
-    (tmp_path / "short" / "config.json").write_text((model / "config.json").read_text())
-    with pytest.raises(ValueError, match="safetensors"):
-        check_folder(model, "float32", str(tmp_path / "short"))
-    (tmp_path / "short" / file.name).write_bytes(file.read_bytes()[:-100])
+    short = shutil.copytree(model, tmp_path / "short")
+    (file,) = short.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match=file.name):
-        check_folder(model, "float32", str(tmp_path / "short"))
+        check_folder(model, "float32", str(short))

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 KINDS = {"RayCluster": "rayclusters", "RayJob": "rayjobs", "RayService": "rayservices"}
+DROPPED = ("properties", "description", "format")
 CRDS = "helm-chart/kuberay-operator/crds/ray.io_{}.yaml"
 
 
@@ -24,32 +25,26 @@ def strict(schema: Any) -> Any:
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {name: strict(part) for name, part in schema.items() if _is_checked(name)}
+    kept = {
+        name: strict(part)
+        for name, part in schema.items()
+        if name not in DROPPED and not name.startswith("x-kubernetes-")
+    }
     if "properties" in schema:
         kept["properties"] = {name: strict(part) for name, part in schema["properties"].items()}
         kept["additionalProperties"] = schema.get("x-kubernetes-preserve-unknown-fields", False)
     return kept
 
 
-def _is_checked(keyword: str) -> bool:
-    dropped = ("properties", "description", "format")
-    return keyword not in dropped and not keyword.startswith("x-kubernetes-")
-
-
-def of_crd(crd: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of version v1; metadata is Kubernetes' own and stays open."""
-    (version,) = (each for each in crd["spec"]["versions"] if each["name"] == "v1")
-    schema: dict[str, Any] = strict(version["schema"]["openAPIV3Schema"])
-    del schema["properties"]["status"]
-    schema["properties"]["metadata"] = {"type": "object"}
-    schema["required"] = ["apiVersion", "kind", "metadata", "spec"]
-    return schema
-
-
 def main(checkout: Path) -> None:
     for kind, file in KINDS.items():
         crd = yaml.safe_load((checkout / CRDS.format(file)).read_text())
-        text = json.dumps(of_crd(crd), separators=(",", ":"), sort_keys=True)
+        (version,) = (each for each in crd["spec"]["versions"] if each["name"] == "v1")
+        schema = strict(version["schema"]["openAPIV3Schema"])
+        del schema["properties"]["status"]
+        schema["properties"]["metadata"] = {"type": "object"}  # Kubernetes' own, and open
+        schema["required"] = ["apiVersion", "kind", "metadata", "spec"]
+        text = json.dumps(schema, separators=(",", ":"), sort_keys=True)
         target = Path(__file__).with_name(f"{kind}.json.gz")
         target.write_bytes(gzip.compress(text.encode(), mtime=0))
 

@@ -24,6 +24,7 @@ from openai import OpenAI
 
 from diffray import SamplingParams
 from diffray.cluster.control.llm import DiffusionLLM
+from diffray.components.checkpoints.demos import TOY, examples
 from tests.helpers.npm_client import npm_project, npm_told
 from tests.helpers.served import (
     HEADERS,
@@ -119,6 +120,20 @@ def test_the_door_and_each_model_have_a_page(served: Served, path: str) -> None:
     script = httpx2.get(f"{at}page/app.js")
     assert script.status_code == 200 and "'self'" in script.headers["content-security-policy"]
     assert '"model": "demo' in unescape(httpx2.get(f"{at}docs").text)
+
+
+def test_it_says_where_each_model_is_that_it_is_a_toy_and_what_to_ask(served: Served) -> None:
+    assert f"All models (demo, demo-llada2) are ready at {served.url}/v1 ; try: " in served.said
+    assert served.said.count("Loading ") == 1 and served.said.count(" is ready at ") == len(MODELS)
+    assert f"Chat with each of them and watch it at {served.url}/\n" in served.said
+    for model in MODELS:
+        prompts = list(examples(model))
+        assert f"{model} is ready at {served.url}/{model}/v1\n" in served.said
+        assert f"{model} {TOY}.\n" in served.said and f"\n  {prompts[0]}\n" in served.said
+        for at in (f"{served.url}/{model}", served.url):
+            data = httpx2.get(f"{at}/v1/models", headers=HEADERS).json()["data"]
+            (listed,) = (each for each in data if each["id"] == model)
+            assert (listed["description"], listed["examples"]) == (f"{model} {TOY}.", prompts)
 
 
 @pytest.mark.parametrize("path", ["", "/demo"])

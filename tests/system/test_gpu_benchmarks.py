@@ -1,5 +1,6 @@
 """The GPU programs, as far as a machine without a GPU can run them."""
 
+import importlib
 import json
 import os
 import signal
@@ -315,7 +316,10 @@ def plan(args: Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
     """Cases of which most end badly."""
 
     def fails() -> dict[str, Any]:
-        raise RuntimeError("no room\nleft")
+        raise torch.OutOfMemoryError("no room\nleft")
+
+    def lacks() -> dict[str, Any]:
+        return {"right": bool(importlib.import_module("not_here"))}
 
     def aborts() -> dict[str, Any]:
         """In the variant that runs."""
@@ -331,8 +335,10 @@ def plan(args: Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
         "fine": lambda: {"right": True},
         "wrong": lambda: {"right": False},
         "fails": fails,
+        "lacks": lacks,
         "aborts": aborts,
         "fine again": lambda: {"right": True},
+        "killed": lambda: {"right": os.kill(os.getpid(), signal.SIGKILL)},
         "hangs": hangs,
         "told": lambda: {"told": 7},
     }
@@ -343,24 +349,23 @@ class TestProgram:
         out = tmp_path / "report.json"
         out.write_text("of an earlier run")
         args = program.arguments("").parse_args(["--out", str(out), "--case-seconds", "25"])
-        with pytest.raises(SystemExit, match="4 of 7 cases failed"):
+        args.device = "cpu"
+        with pytest.raises(SystemExit, match="6 of 9 cases failed"):
             program.run(plan, args, str)
         report = json.loads(out.read_text())
-        assert report["complete"] and report["wrong"] == 4
+        assert report["complete"] and report["wrong"] == 6
         rows = {row["case"]: row for row in report["rows"]}
         assert list(rows) == list(plan(args))
-        assert {name: row.get("right") for name, row in rows.items()} == {
-            "fine": True,
-            "wrong": False,
-            "fails": False,
-            "aborts": False,
-            "fine again": True,
-            "hangs": False,
-            "told": None,
+        failures = {name: row["failure"] for name, row in rows.items() if "failure" in row}
+        assert failures == {
+            "fails": "OutOfMemoryError: no room left",
+            "lacks": "ModuleNotFoundError: No module named 'not_here'",
+            "aborts": "the process ended with SIGABRT",
+            "killed": "the process ended with SIGKILL",
+            "hangs": "no answer for 25 s",
         }
-        assert rows["fails"]["failure"] == "RuntimeError: no room left"
-        assert rows["aborts"]["failure"] == "the process ended with SIGABRT"
-        assert rows["hangs"]["failure"] == "no answer for 25 s"
+        judged = {name: row.get("right") for name, row in rows.items() if name not in failures}
+        assert judged == {"fine": True, "wrong": False, "fine again": True, "told": None}
         assert {"commit", "sources", "diffray", "torch", "triton"} <= report["facts"].keys()
         place = "rms_norm/32/torch.float32/2"  # the crashed case says what it ran
         assert rows["aborts"]["variants"] == report["variants"] == {place: "crash"}
@@ -529,13 +534,14 @@ pathlib.Path(sys.argv[sys.argv.index("--out") + 1]).write_text(json.dumps(report
 time.sleep(600)
 """
         told = []
-        for code in ("raise SystemExit(2)", reports_and_hangs):
+        for code in ("raise SystemExit(2)", "import not_here", reports_and_hangs):
             command = [sys.executable, "-c", code]
             monkeypatch.setattr(all_of_them, "command", lambda _, command=command: command)
             run = all_of_them.Run("run", "check_engine", "", 1)
             told.append(all_of_them.carry_out(run, 10, tmp_path).split(" s  ", 1)[1])
         assert told == [
             "FAILED (2), no report: it printed nothing",
+            "FAILED (1), no report: ModuleNotFoundError: No module named 'not_here'",
             "out of time; INCOMPLETE: 1 of 9 cases; met",
         ]
 

@@ -107,6 +107,15 @@ def test_denoising_goes_on_while_a_prompt_fills() -> None:
 
 
 @pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
+def test_vicinity_without_neighbours_is_dual(model: ToyModel) -> None:
+    params: dict[str, Any] = {"max_tokens": 45, "ignore_eos": True}
+    caches = {"kind": "vicinity", "before": 0, "after": 0, "warmup": 0}, {"kind": "dual"}
+    policies = [{"block_length": 10, "cache": cache} for cache in caches]
+    found = [generate(model, prompt_of(20), diffusion=policy, **params) for policy in policies]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
 def test_one_step_chooses_the_best_of_one_forward_over_the_whole_canvas(model: ToyModel) -> None:
     """Shifted logits are those of the position before; the canvas's first alone reads its own."""
     one_step: dict[str, object] = {"block_length": 64, "decoder": {"kind": "fixed", "steps": 1}}

@@ -41,6 +41,7 @@ DIFFUSION = {
     "iteration": {"kind": "blockwise"},
     "decoder": {"kind": "threshold", "threshold": THRESHOLD},
     "cache": {"kind": "dual"},
+    "canvas": "fixed",
 }
 HEAD = paired.head(
     *("checkpoint", "batch", "diffray tok/s", "forwards a row", "tokens a forward"),

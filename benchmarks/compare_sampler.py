@@ -104,6 +104,7 @@ class Exam:
             "iteration": {"kind": "blockwise"},
             "decoder": decoder,
             "cache": {"kind": cache},
+            "canvas": "fixed",
         }
         fixed = decoder["kind"] == "fixed"
         params = SamplingParams(

@@ -92,7 +92,7 @@ def diffusion_of(case: Case) -> dict[str, object]:
         for part in ("iteration", "decoder", "cache")
     }
     whole = ("block_length", "cfg_scale", "zero_confidence_token_ids")
-    return {name: case[name] for name in whole if name in case} | parts
+    return {name: case[name] for name in whole if name in case} | parts | {"canvas": "fixed"}
 
 
 def renamed(case: Case) -> Case:

@@ -29,12 +29,12 @@ class Block:
     step_in_block_B: Tensor
     length_B: Tensor  # positions of the block, without padding
     index_B: Tensor  # the block's number, from 0 ...
-    count_B: Tensor  # ... and how many blocks the generation has
+    count_B: Tensor  # ... and how many blocks the canvas has; both count from where it grew last
     floor_B: Tensor  # the lowest threshold that the iteration allows
     plans: tuple["Plan", ...] = ()  # one for each row, if any decoder plans its shares
 
     def steps_of(self, steps: int) -> Tensor:
-        """Return how many of the whole generation's steps each row's block gets."""
+        """Return how many of the whole canvas's steps each row's block gets."""
         before_B = steps * self.index_B // self.count_B
         return steps * (self.index_B + 1) // self.count_B - before_B
 

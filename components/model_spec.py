@@ -20,6 +20,7 @@ class ModelSpec:
     max_positions: int
     block_causal: bool
     block_length: int = 32  # the default of requests; block-causal models are trained with one
+    canvas_length: int = 0  # the default of growing canvases; 0: its blocks never see later ones
     logit_shift: int = 0  # the logits about position p are those of the token at p - logit_shift
     family: str = ""  # its display name
     encodes: bool = False  # a separate causal pass, an encoder's, stores the K/V of final tokens

@@ -120,7 +120,8 @@ class Penalties:
     def plan(self, where: Where) -> Penalized:
         s = where.sequence
         strength = [self.presence, self.frequency, self.repetition]
-        limit = min(s.limit, s.blocks_stop)  # literals of a pinned canvas may follow its blocks
+        # Literals of a pinned canvas may follow its blocks, and a growing one the limit.
+        limit = s.blocks_stop if s.policy.canvas_length else min(s.limit, s.blocks_stop)
         literal_N = torch.zeros(s.length, dtype=torch.bool)
         if s.pins is not None:
             cells_N = torch.tensor(s.pins.cells[: limit - s.prompt_len])

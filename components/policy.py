@@ -87,7 +87,7 @@ IN_DECODER: Final = {
     "threshold": _decoder("threshold", "threshold"),
     "remasking": _decoder("fixed", "remasking"),
     "denoising_steps": _decoder("threshold", "steps_per_block"),
-    "gen_length": "write max_tokens",
+    "gen_length": 'write max_tokens and diffusion: {"canvas": "fixed"}',
 }
 
 
@@ -117,10 +117,19 @@ class DiffusionParams(PolicyPart):
         description="Which positions a step computes; default: exact for block-causal models, else "
         "dual.",
     )
-    canvas: Literal["free", "pinned"] = Field(
-        "free",
-        description="pinned: the literals of a JSON schema stand on the canvas from the start, and "
-        "only its fields are denoised.",
+    canvas: Literal["growing", "fixed", "pinned"] | None = Field(
+        None,
+        description="growing: a bidirectional model sees canvas_length masks, and as many again "
+        "when these are denoised without an end token, so an answer does not depend on "
+        "max_tokens. fixed: it sees max_tokens masks from the start, as in the originals; so it "
+        "is before a suffix. pinned: the literals of a JSON schema stand on the canvas from the "
+        "start, and only its fields are denoised. Default: growing.",
+    )
+    canvas_length: int | None = Field(
+        None,
+        ge=1,
+        description="The masks of a growing canvas, rounded up to whole blocks; default: what the "
+        "model's authors use.",
     )
     slot_length: int | None = Field(
         None,
@@ -175,13 +184,16 @@ class Policy:
     cache: CachePolicy
     cfg_scale: float
     speculation: Verify | None = None
+    canvas_length: int = 0  # of a growing canvas; 0: it is as long as the answer may be
 
     @staticmethod
-    def resolve(params: DiffusionParams, spec: ModelSpec, pinned: int = 0) -> "Policy":
+    def resolve(
+        params: DiffusionParams, spec: ModelSpec, pinned: int = 0, *, suffix: bool = False
+    ) -> "Policy":
         """Fill in the model's defaults; refuse parts that do not fit the model, with a reason.
 
         A pinned canvas of `pinned` positions up to its last slot is one block, whatever the
-        attention.
+        attention. A canvas with a suffix does not grow.
         """
         causal = spec.block_causal
         decoder = params.decoder or _default_decoder(params, spec)
@@ -195,7 +207,7 @@ class Policy:
             _check_pinned(iteration, decoder, plain)
         check_parts(iteration, decoder, plain, encodes=spec.encodes)
         _check_attention(iteration, cache, causal=causal)
-        if params.canvas == "free" and decoder.whole_slots:
+        if params.canvas != "pinned" and decoder.whole_slots:
             raise InvalidField(
                 f"decoder {decoder.kind!r} decides the fields of a pinned canvas; add canvas: "
                 "'pinned', or use another",
@@ -221,6 +233,7 @@ class Policy:
             cache,
             params.cfg_scale,
             params.speculation,
+            0 if suffix else _canvas_length(params, spec),
         )
         check_policy(policy)
         return policy
@@ -228,9 +241,10 @@ class Policy:
     def options(self) -> dict[str, object]:
         """Return the policy as a request would name it."""
         parts = {"iteration": self.iteration, "decoder": self.decoder, "cache": self.cache}
-        return {"block_length": self.block_length} | {
-            name: part.model_dump(exclude_none=True) for name, part in parts.items()
-        }
+        lengths = {"block_length": self.block_length}
+        if self.canvas_length:
+            lengths["canvas_length"] = self.canvas_length
+        return lengths | {name: part.model_dump(exclude_none=True) for name, part in parts.items()}
 
 
 def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
@@ -264,9 +278,28 @@ def _default_iteration(params: DiffusionParams, decoder: Decoder, spec: ModelSpe
         return Blockwise()
     if spec.encodes:
         return Renoise(**spec.iteration)
-    fits = decoder.has_threshold and params.canvas == "free"
+    fits = decoder.has_threshold and params.canvas != "pinned"
     wanted = spec.logit_shift or (params.cache is not None and params.cache.follows_masks)
     return SubBlocks() if wanted and fits else BlockDiffusion()
+
+
+def _canvas_length(params: DiffusionParams, spec: ModelSpec) -> int:
+    """Return the masks of a growing canvas; 0 if it does not grow."""
+    if params.canvas_length is None:
+        return spec.canvas_length if params.canvas in ("growing", None) else 0
+    if spec.block_causal:
+        raise InvalidField(
+            "canvas_length does not fit this model: its attention is block-causal, so a block "
+            "never sees those after it; leave it out",
+            "diffusion.canvas_length",
+        )
+    if params.canvas in ("fixed", "pinned"):
+        raise InvalidField(
+            f"canvas_length is about a growing canvas, and this one is {params.canvas!r}; leave "
+            "one of them out",
+            "diffusion.canvas_length",
+        )
+    return params.canvas_length
 
 
 def _check_attention(iteration: Iteration, cache: CachePolicy, *, causal: bool) -> None:

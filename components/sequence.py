@@ -6,11 +6,14 @@
 
 Blocks are cut from `anchor`: the end of the prompt or, for block-causal models, the start of the
 block of attention in which it ends, so their first block may start inside the prompt. If final
-tokens are encoded (a separate causal pass stores their K/V), blocks start after the prompt too. The
-last block of a bidirectional model is cut short at prompt + max_tokens, where a suffix may follow;
-a block-causal canvas has no suffix, and is rounded up to whole blocks. A pinned canvas (`Pins`) has
-masks only in its slots, ends with the last of them, and shrinks. It is one block, which may be
-longer than those of attention (`Policy.causal_length`).
+tokens are encoded (a separate causal pass stores their K/V), blocks start after the prompt too.
+
+A growing canvas (`Policy.canvas_length`) of a bidirectional model has whole blocks; when all are
+finished without an end token, as many are added. The last block of a fixed one is cut short at
+prompt + max_tokens, where a suffix may follow; a block-causal canvas has no suffix, and is rounded
+up to whole blocks. A pinned canvas (`Pins`) has masks only in its slots, ends with the last of
+them, and shrinks. It is one block, which may be longer than those of attention
+(`Policy.causal_length`).
 """
 
 from collections.abc import Sequence as Items
@@ -52,6 +55,7 @@ class Sequence:
     end_ids: frozenset[int]  # end tokens; empty if ignored
     logit_shift: int = 0
     encodes: bool = False  # a separate causal pass stores the K/V of final tokens
+    context: int = 2**62  # positions that a growing canvas may have
     suffix: tuple[int, ...] = ()
     watch: bool = False  # whether updates contain the canvas
     cache_salt: str = ""  # K/V are shared only within the same salt
@@ -68,6 +72,7 @@ class Sequence:
     blocks_stop: int = field(init=False)  # the end of the last block
     length: int = field(init=False)
     num_blocks: int = field(init=False)  # blocks of the generation
+    added_blocks: int = field(init=False)  # by which a growing canvas grows; all of another
     causal_block: int = field(init=False)  # block length of final tokens' attention; 0: both ways
     guided: bool = field(init=False)
     transforms: tuple[RowTransform, ...] = field(init=False)  # of its rows' logits, in order
@@ -197,7 +202,7 @@ class Sequence:
     @property
     def soft_span(self) -> tuple[int, int]:
         """The positions that have soft inputs: all, or only the block if each block resets them."""
-        return (self.start, self.stop) if self.policy.iteration.renoises else (0, self.length)
+        return (self.start, self.stop) if self.policy.iteration.renoises else (0, self.most_length)
 
     @property
     def steps_ahead(self) -> int:
@@ -292,16 +297,46 @@ class Sequence:
         if self.automaton is not None:
             self.state = self.automaton.follow(self.state, ids)
 
+    @property
+    def index_in_canvas(self) -> int:
+        """The current block's number among those that were added to the canvas together."""
+        return self.index % self.added_blocks
+
+    @property
+    def blocks_in_canvas(self) -> int:
+        """How many blocks were added to the canvas with the current one."""
+        last = -(-(self.blocks_stop - self.anchor) // self.policy.block_length)
+        return last - (self.index - self.index_in_canvas)
+
+    @property
+    def in_last_block(self) -> bool:
+        """Whether no block follows the current one; a canvas with an end token grows no further."""
+        ended = self.end_id is not None and self.index_in_canvas + 1 == self.blocks_in_canvas
+        return ended or self.index + 1 == self.num_blocks
+
+    @property
+    def most_length(self) -> int:
+        """The positions that its canvas may have in the end."""
+        return self._grown(self.num_blocks - 1) if self.policy.canvas_length else self.length
+
+    def _grown(self, index: int) -> int:
+        """Return where a growing canvas ends while its block `index` is denoised."""
+        blocks = (index // self.added_blocks + 1) * self.added_blocks
+        return min(self.anchor + blocks * self.policy.block_length, self.context)
+
     def _end_canvas(self) -> None:
         """Set where the canvas and its blocks end."""
-        block, pins = self.policy.block_length, self.pins
+        block, pins, added = self.policy.block_length, self.pins, self.policy.canvas_length
         self.limit = stop = self.prompt_len + self.params.max_tokens
         if pins is not None:  # the literals after its last slot take no part
             self.limit = self.prompt_len + len(pins.cells)
             stop = self.prompt_len + max(pins.slots_stop, len(self.final) + 1)
         self.num_blocks = -(-(stop - self.anchor) // block)
+        self.added_blocks = -(-added // block) or self.num_blocks
         whole = self.anchor + self.num_blocks * block
         self.blocks_stop = whole if self.block_causal and pins is None else stop
+        if added:
+            self.blocks_stop = self._grown(self.index)
         self.length = self.blocks_stop + len(self.suffix)
 
     def _enter_block(self, index: int) -> None:
@@ -309,6 +344,8 @@ class Sequence:
         self.index = index
         if self.pins is not None:
             self.pins.enter_block()
+        if self.policy.canvas_length:
+            self._end_canvas()
         self.start = self.anchor + index * block
         # If its first position is decided in advance, a block reads nothing before its start.
         decided = self.first_alone and not self.policy.decoder.edits

@@ -130,15 +130,16 @@ def check(request: Request, limits: Limits) -> Sequence:
         check_renoising(sequence)
     if request.grammar:
         _check_grammar(sequence)
-    if sequence.length > limits.context:
+    needed = max(sequence.most_length, sequence.limit)
+    if needed > limits.context:
         suffix = f", suffix ({len(request.suffix)})" if request.suffix else ""
         raise InvalidField(
             f"prompt ({len(request.prompt)} tokens){suffix} and max_tokens ({params.max_tokens}) "
-            f"need {sequence.length} positions, but the context has {limits.context}; "
+            f"need {needed} positions, but the context has {limits.context}; "
             "shorten one of them",
             "max_tokens",
         )
-    pages = limits.pages(sequence, sequence.length)
+    pages = limits.pages(sequence, needed)
     if pages > limits.num_pages:
         raise InvalidField(
             f"the request needs {pages} K/V pages, but the pool has {limits.num_pages}; "
@@ -160,7 +161,13 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
         uid=request.uid,
         prompt=request.prompt,
         params=params,
-        policy=Policy.resolve(params.diffusion, spec, 0 if pins is None else pins.slots_stop),
+        policy=Policy.resolve(
+            params.diffusion,
+            spec,
+            0 if pins is None else pins.slots_stop,
+            suffix=bool(request.suffix),
+        ),
+        context=limits.positions(guided=params.diffusion.cfg_scale > 0),
         block_causal=spec.block_causal,
         logit_shift=spec.logit_shift,
         encodes=spec.encodes,
@@ -205,7 +212,7 @@ def _canvas(request: Request, limits: Limits) -> Canvas | None:
         ("no_repeat_ngram_size", params.no_repeat_ngram_size, "no_repeat_ngram_size does"),
     ):
         if given:
-            raise InvalidField(f"{what} not go with diffusion.canvas 'pinned'; use 'free'", name)
+            raise InvalidField(f"{what} not go with diffusion.canvas 'pinned'; leave it out", name)
     return Canvas.from_bytes(request.grammar, _banned(request, limits, limits.eos_token_ids))
 
 

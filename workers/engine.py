@@ -324,7 +324,10 @@ class Engine:
             sequence.memory = sequence.masked_L = sequence.top = None
         elif outcome.done:
             self._replan()
+            length = sequence.length
             sequence.finish_block(outcome.ids)
+            if sequence.length > length:
+                self.slots.write(sequence)
             self._grow(sequence)
         elif self.kv.pages_for(sequence.kv_stop) > len(sequence.pages):  # it skipped a block
             self._grow(sequence)

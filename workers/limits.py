@@ -23,10 +23,15 @@ class Limits:
     mask_token_id: int
     shares_prefixes: bool = False
 
+    def positions(self, *, guided: bool) -> int:
+        """The most positions of a canvas that fits the context and the K/V memory."""
+        pages = self.num_pages // (2 if guided else 1)
+        return min(self.context, pages * self.page_size)
+
     def footprint(self, sequence: "Sequence") -> Footprint:
         return Footprint(
             pages=self.pages(sequence, sequence.kv_stop),
-            most=self.pages(sequence, sequence.length),
+            most=self.pages(sequence, sequence.most_length),
             block=sequence.causal_block if self._may_share(sequence) else 0,
         )
 

@@ -89,7 +89,7 @@ def _pinned_canvas(sequence: Sequence, pins: Pins, outcome: Outcome) -> list[int
 
 
 def _finish_reason(sequence: Sequence, outcome: Outcome) -> str | None:
-    all_done = outcome.done and sequence.index + 1 == sequence.num_blocks
+    all_done = outcome.done and sequence.in_last_block
     if sequence.end_id is None:
         full = sequence.emitted == sequence.params.max_tokens
         return "length" if full or all_done else None
@@ -102,5 +102,5 @@ def _canvas(sequence: Sequence, outcome: Outcome) -> list[int | None]:
     masked = outcome.masked.tolist()
     block = [None if hidden else token for token, hidden in zip(outcome.ids, masked, strict=True)]
     canvas = [*sequence.final, *block[sequence.prompt_in_block :]]
-    length = sequence.params.max_tokens
+    length = min(sequence.blocks_stop, sequence.limit) - sequence.prompt_len
     return canvas[:length] + [None] * (length - len(canvas))

@@ -66,6 +66,7 @@ def scripted(
         "block_length": block,
         "decoder": {"kind": "fixed", "steps": steps},
         "cache": {"kind": cache},
+        "canvas": "fixed",
     }
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, diffusion=diffusion)
     return Request(uid, tuple(prompt), params)

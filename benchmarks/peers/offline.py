@@ -40,6 +40,7 @@ def contenders(
     diffusion = {
         "block_length": BLOCK_LENGTH,
         "decoder": {"kind": "threshold", "threshold": THRESHOLD},
+        "canvas": "fixed",
     }
     params = [
         SamplingParams(max_tokens=length, ignore_eos=True, diffusion=diffusion)

@@ -135,6 +135,7 @@ def contenders(setting: Setting, peers: list[str], block_length: int) -> list[Co
                 "decoder": {"kind": "fixed", "steps": steps},
                 "cache": {"kind": cache},
                 "block_length": block,
+                "canvas": "fixed",
             }
         }
 

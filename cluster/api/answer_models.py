@@ -199,6 +199,7 @@ class Envelope(Answered):
     created: int = Field(description="When it began, in seconds since 1970.")
     model: str = Field(description="The model's name.")
     system_fingerprint: str = Field(description="The server's version.")
+    warnings: list[str] = Field([], description="What the server changed in the request.")
 
 
 class ChatCompletion(Envelope):

@@ -35,9 +35,10 @@ class Answer(ABC):
     ) -> None:
         self.model, self.body, self.choices = model, body, choices
         self._tokens, self._options = tokens, body.stream_options or StreamOptions()
-        self._id = f"{self.id_prefix}-{body.request_id or uuid4().hex}"
+        self.id = f"{self.id_prefix}-{body.request_id or uuid4().hex}"
         self._created = int(time.time())
         self._begun: set[int] = set()  # indices of choices with an opening chunk
+        self.warnings = list(self._lowered())
 
     def whole(self) -> Json:
         """Return the answer when all choices are complete."""
@@ -100,13 +101,25 @@ class Answer(ABC):
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
         return {
-            "id": self._id,
+            "id": self.id,
             "object": kind,
             "created": self._created,
             "model": self.model,
             "system_fingerprint": f"diffray-{diffray.__version__}",
             "choices": choices,
+            **({"warnings": self.warnings} if self.warnings else {}),
         }
+
+    def _lowered(self) -> Iterator[str]:
+        """Yield a sentence if the context has no room for as many tokens as were asked for."""
+        wanted = self.body.wanted_tokens or 0
+        for choice in self.choices[:1]:
+            taken, left = len(choice.prompt.ids), choice.checked.max_tokens
+            if wanted > left:
+                yield (
+                    f"max_tokens is lowered from {wanted} to {left}: the prompt has {taken} "
+                    f"tokens, and the context {taken + left}"
+                )
 
     def _chunk(self, *choices: Json) -> Json:
         made = self._envelope(self.chunk_kind, list(choices))
@@ -212,7 +225,7 @@ class ChatAnswer(Answer):
             yield _choice(choice, delta={"tool_calls": [call]})
 
     def _call_id(self, choice: Choice, number: int) -> str:
-        return f"call_{self._id.removeprefix('chatcmpl-')[:24]}{choice.index}_{number}"
+        return f"call_{self.id.removeprefix('chatcmpl-')[:24]}{choice.index}_{number}"
 
     def _piece(self, choice: Choice, text: str) -> Json:
         return _choice(choice, delta={"content": text})

@@ -48,6 +48,12 @@ class SharedFields(StrictModel):
 
     model: Named = None
     min_tokens: int = Field(0, ge=0, lt=_SANE)
+    strict_max_tokens: bool | None = Field(
+        None,
+        description="Whether a max_tokens that the context has no room for is refused. If not, it "
+        "is lowered, and the answer and the header X-Diffray-Warnings say so. Default: only in "
+        "completions.",
+    )
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=_INT64)
@@ -98,6 +104,7 @@ class GenerationBody(SharedFields):
 
     prompt_field: ClassVar[str]
     default_tokens: ClassVar[int]  # if neither the request nor the server sets max_tokens
+    strict_by_default: ClassVar[bool] = True  # about max_tokens
 
     n: int = Field(1, ge=1, le=128)
     max_tokens: int | None = Field(None, ge=1, lt=_SANE)
@@ -121,6 +128,12 @@ class GenerationBody(SharedFields):
     @property
     def wanted_tokens(self) -> int | None:
         return self.max_tokens
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a max_tokens beyond the context is refused, instead of lowered."""
+        given = self.strict_max_tokens
+        return self.strict_by_default if given is None else given
 
     @property
     def num_logprobs(self) -> int | None:
@@ -181,9 +194,8 @@ class ChatBody(GenerationBody, TemplateFields):
     """POST /v1/chat/completions."""
 
     prompt_field = "messages"
-    # As many as fit the context, but no more than this: with bidirectional attention the whole
-    # canvas is computed, however short the answer turns out to be.
-    default_tokens = 512
+    default_tokens = 512  # as many as fit the context, but no more than this
+    strict_by_default = False
 
     messages: Messages = Field(description="The conversation so far.")
     max_completion_tokens: int | None = Field(

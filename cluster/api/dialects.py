@@ -68,6 +68,8 @@ class Dialect(ABC):
         if not self.id:
             self.id = chunk["id"].removeprefix(_PREFIX)
             self.model, self.created = chunk["model"], chunk["created"]
+            if "warnings" in chunk:
+                self.about["warnings"] = chunk["warnings"]
             yield from self._opening()
         about = chunk.get("diffusion", {})
         if "canvas" in about:

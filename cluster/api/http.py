@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+WARNINGS: Final = "X-Diffray-Warnings"
 _DONE: Final = b"data: [DONE]\n\n"
 _DEEPEST: Final = 64  # nesting of objects and lists within a body
 _MOST_CONTAINERS: Final = 2**18
@@ -25,7 +26,16 @@ _STALLED_S: Final = 60.0  # a client that reads nothing for this long is disconn
 
 
 def answer(value: object) -> Response:
-    return Response(_dump(value), media_type="application/json")
+    return Response(_dump(value), headers=warnings_of(value), media_type="application/json")
+
+
+def warnings_of(answer: object) -> dict[str, str]:
+    """Return the header with the warnings of an answer, or of the first event of one."""
+    if not isinstance(answer, dict):
+        return {}
+    inner = answer.get("message") or answer.get("response") or answer
+    found = inner.get("warnings") if isinstance(inner, dict) else None
+    return {WARNINGS: "; ".join(found)} if found else {}
 
 
 def _dump(value: object) -> bytes:
@@ -158,7 +168,8 @@ class EventStream(Response):
         failed: Callable[[ApiError], Json] = lambda error: error.body,
         end: bytes = _DONE,
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        always = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=always | warnings_of(first))
         del self.headers["content-length"]
         self._first, self._rest = first, rest
         self._failed, self._end = failed, end

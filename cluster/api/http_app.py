@@ -18,7 +18,7 @@ from diffray.cluster.api.dialects import Dialect, answer_stream, answer_whole
 from diffray.cluster.api.docs_page import HEADERS, docs_page
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, bug
 from diffray.cluster.api.gate import Gate
-from diffray.cluster.api.http import EventStream, answer, read_json, refusal, unless_gone
+from diffray.cluster.api.http import WARNINGS, EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.metrics import CONTENT_TYPE
 from diffray.cluster.api.openapi import describe, describe_body, describe_query, refusals
 from diffray.cluster.api.operations import (
@@ -93,7 +93,7 @@ def build_api(
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["Retry-After", "X-Request-Id"],
+            expose_headers=["Retry-After", "X-Request-Id", WARNINGS],
         )
     return app
 

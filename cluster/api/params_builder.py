@@ -72,8 +72,7 @@ class ParamsBuilder:
         A pinned canvas need not be whole blocks.
         """
         limits = self.limits
-        pages = limits.num_pages // (2 if diffusion.cfg_scale > 0 else 1)
-        positions = min(limits.context, pages * limits.page_size)
+        positions = limits.positions(guided=diffusion.cfg_scale > 0)
         if limits.spec.block_causal and diffusion.canvas != "pinned":
             positions -= positions % (diffusion.block_length or limits.spec.block_length)
         return positions
@@ -87,6 +86,8 @@ class ParamsBuilder:
         elif wanted is None:
             default = self.defaults.max_tokens or body.default_tokens
             wanted = max(min(default, max(context - taken, 1)), body.min_tokens)
+        if taken + wanted > context > taken and not body.is_strict and diffusion.slots is None:
+            return context - taken
         if taken + wanted > context:
             raise too_long(
                 context,

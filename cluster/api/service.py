@@ -4,6 +4,7 @@ A server mounts it with `build_api`; a batch calls it directly.
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -41,6 +42,8 @@ from diffray.workers.job import Job
 from diffray.workers.messages import Request
 from diffray.workers.output import Accepted, Followed, RequestOutput
 from diffray.workers.text import Tokenizer
+
+log = logging.getLogger(__name__)
 
 _MOST_LOGPROBS: Final = 2**18  # of one request: its answer is built and sent as a whole
 _draw_uid: Final = partial(secrets.randbits, 53)  # not counted: engines outlive this process
@@ -291,7 +294,10 @@ class Service:
             if refusal.param == "structured_outputs" and body.structured is not None:
                 refusal.param = body.structured[0]
             raise refusal from None
-        return _ANSWERS[type(body)](model, body, choices, self._tokens)
+        answer = _ANSWERS[type(body)](model, body, choices, self._tokens)
+        for warning in answer.warnings:
+            log.info("%s: %s", answer.id, warning)
+        return answer
 
     def _refuse_priority(self, priority: int) -> None:
         if priority and self._scheduling_policy == "fcfs":

@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
 # The fields of `diffusion` in a request.
 DIFFUSION = (
-    *("block_length", *UNIONS, "canvas", "slot_length", "cfg_scale", "speculation"),
+    *(
+        "block_length",
+        *UNIONS,
+        "canvas",
+        "canvas_length",
+        "slot_length",
+        "cfg_scale",
+        "speculation",
+    ),
     "zero_confidence_token_ids",
 )
 

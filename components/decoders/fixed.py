@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 class Fixed(Decoder):
     """Each step of a block accepts an equal share of its masks, earlier steps one more if needed.
 
-    `steps` counts the whole generation and is spread evenly over its blocks. A step accepts the
+    `steps` counts the whole canvas and is spread evenly over its blocks. A step accepts the
     most confident positions, or with `remasking: random` positions drawn at random.
     """
 
     kind: Literal["fixed"] = "fixed"
     steps: int = Field(
-        64, ge=1, description="Steps of the whole generation, spread evenly over its blocks."
+        64, ge=1, description="Steps of the whole canvas, spread evenly over its blocks."
     )
     remasking: Literal["low_confidence", "random"] = Field(
         "low_confidence", description="Accept the most confident positions, or random ones."
@@ -40,6 +40,6 @@ class Fixed(Decoder):
     def rule(self, sequence: "Sequence") -> Rule | None:
         if self.remasking == "random":
             return None
-        before = self.steps * sequence.index // sequence.num_blocks
-        after = self.steps * (sequence.index + 1) // sequence.num_blocks
+        index, count = sequence.index_in_canvas, sequence.blocks_in_canvas
+        before, after = (self.steps * at // count for at in (index, index + 1))
         return Rule(EVEN, steps=max(after - before, 1))

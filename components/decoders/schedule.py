@@ -24,7 +24,7 @@ class Schedule(Decoder):
     measures: ClassVar[bool] = True
 
     kind: Literal["schedule"] = "schedule"
-    steps: int = Field(64, ge=1, le=2**12, description="Steps of the whole generation.")
+    steps: int = Field(64, ge=1, le=2**12, description="Steps of the whole canvas.")
     eps: float = Field(1e-3, ge=0, le=1, description="The time at which the schedule ends.")
     order: Literal["probability", "margin", "entropy"] = Field("entropy", description="Ranking.")
 
@@ -45,7 +45,7 @@ class Schedule(Decoder):
         return accepted_BL & block.masked_BL
 
     def shares(self, sequence: "Sequence") -> tuple[int, ...]:
-        index, count = sequence.index, sequence.num_blocks
+        index, count = sequence.index_in_canvas, sequence.blocks_in_canvas
         steps = self.steps * (index + 1) // count - self.steps * index // count
         masks = sequence.stop - max(sequence.start, sequence.prompt_len)
         from diffray.kernels.dream_schedule import shares  # with torch, which options do without

@@ -19,5 +19,13 @@ def build_dream(
     width = fields.count("intermediate_size")
     mlps = [GatedMLP(dims.hidden, width, MLP_NAMES, mesh, dtype) for _ in range(dims.layers)]
     return Denoiser(
-        dims, mlps, QWEN2, mesh, dtype, block_causal=False, logit_shift=1, kernels=kernels
+        dims,
+        mlps,
+        QWEN2,
+        mesh,
+        dtype,
+        block_causal=False,
+        logit_shift=1,
+        canvas_length=256,
+        kernels=kernels,
     )

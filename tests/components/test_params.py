@@ -136,7 +136,7 @@ def test_a_default_decoder_of_pinned_canvases_is_for_those_alone() -> None:
     assert DiffusionParams(decoder=Factor()).over(server).decoder == Factor()
     on = server.model_copy(update={"canvas": "pinned"})
     assert DiffusionParams().over(on).decoder == WholeSlots(threshold=0)
-    assert DiffusionParams(canvas="free").over(on).decoder is None
+    assert DiffusionParams(canvas="growing").over(on).decoder is None
 
 
 def test_a_decoder_that_remembers_takes_no_endless_block() -> None:

@@ -140,8 +140,8 @@ def test_what_does_not_go_with_copies_of_a_canvas_is_refused(
         ({"grammar": b""}, "needs structured outputs"),
         ({"bad_token_sequences": ((1, 2),)}, "bad_words of several tokens do not go with"),
         ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size does not go with"),
-        ({"diffusion": {"canvas": "free", "slot_length": 3}}, "slot_length is about"),
-        ({"diffusion": {"canvas": "free", "decoder": "whole_slots"}}, "add canvas: 'pinned'"),
+        ({"diffusion": {"canvas": "growing", "slot_length": 3}}, "slot_length is about"),
+        ({"diffusion": {"canvas": "growing", "decoder": "whole_slots"}}, "add canvas: 'pinned'"),
         ({"bad_token_ids": "a literal"}, "stands on the pinned canvas"),
     ],
 )

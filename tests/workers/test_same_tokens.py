@@ -62,6 +62,7 @@ def plain_and(model: ToyModel, others: list[Request]) -> list[Request]:
     return [*chain.from_iterable(pairs)]
 
 
+GROWING = [policy | {"canvas": "growing", "canvas_length": 9} for policy in MIXED]
 INT4 = Format("uint4", 8)  # a toy's heads have 8 numbers
 MIXTURES: dict[str, Mixture] = {
     "bidirectional": Mixture(BIDIRECTIONAL, lambda: mixed_requests(MIXED)),
@@ -74,6 +75,8 @@ MIXTURES: dict[str, Mixture] = {
     "ranked, causal": Mixture(CAUSAL, lambda: ranked_requests(MIXED_CAUSAL)),
     "penalized": Mixture(BIDIRECTIONAL, lambda: penalized_requests(MIXED)),
     "penalized, causal": Mixture(CAUSAL, lambda: penalized_requests(MIXED_CAUSAL)),
+    "growing": Mixture(BIDIRECTIONAL, lambda: mixed_requests(GROWING)),
+    "growing, shifted": Mixture(SHIFTED, lambda: mixed_requests(GROWING)),
     "infill": Mixture(BIDIRECTIONAL, lambda: infill_requests(MIXED)),
     "guided": Mixture(
         BIDIRECTIONAL, lambda: plain_and(BIDIRECTIONAL, guided_requests(MIXED, seed=2))

@@ -1,0 +1,97 @@
+"""max_tokens is a limit: it changes no answer that is shorter, and a chat may ask for too many."""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+
+import httpx2
+import pytest
+
+from diffray import DiffusionLLM
+from diffray.cluster.api.service import Service
+from diffray.cluster.control.local import LocalEngine
+from tests.helpers.api_server import serve
+
+LIMITS = 64, 96, 100, 128, 200, 256, 512, 900, 1024, 4096, 16384
+QUESTIONS = (
+    "What is 12 plus 30?",
+    "Give job and age as JSON: Anna, 31, is a nurse from Rome.",
+    "Anna has 28 pencils and gives away 9. How many pencils are left?",
+)
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+HEADER = "x-diffray-warnings"
+
+
+@pytest.fixture(scope="module")
+def llada2_url() -> Iterator[str]:
+    llm = DiffusionLLM("demo-llada2", dtype="float32")
+    with (
+        LocalEngine(llm.engine) as engine,
+        closing(Service(engine, llm.tokenizer, ["demo-llada2"])) as service,
+        serve(service) as url,
+    ):
+        yield url
+
+
+def post(url: str, path: str, limit: int, **more: object) -> httpx2.Response:
+    asked = [{"role": "user", "content": QUESTIONS[0]}]
+    if path == RESPONSES:
+        body: dict[str, object] = {"input": asked, "max_output_tokens": limit}
+    else:
+        body = {"messages": asked, "max_tokens": limit}
+    return httpx2.post(url + path, json=body | more)
+
+
+@pytest.mark.parametrize("fixture", ["demo_url", "llada2_url"])
+def test_answers_are_equal_for_every_limit(fixture: str, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue(fixture)
+    for question in QUESTIONS:
+        found = set()
+        for limit in LIMITS:
+            messages = [{"role": "user", "content": question}]
+            choice = post(url, CHAT, limit, messages=messages).json()["choices"][0]
+            found.add((choice["message"]["content"], choice["finish_reason"]))
+        assert len(found) == 1
+        assert {reason for _, reason in found} == {"stop"}
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+def test_what_the_context_has_no_room_for_is_lowered_and_said(
+    path: str, demo_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "diffray.cluster.api.service")
+    answer = post(demo_url, path, 16384)
+    (told,) = answer.json()["warnings"]
+    assert told == answer.headers[HEADER] and told in caplog.text
+    assert "lowered from 16384 to 10" in told and "and the context 1024" in told
+    with_room = post(demo_url, path, 900)
+    assert "warnings" not in with_room.json() and HEADER not in with_room.headers
+    stream = post(demo_url, path, 16384, stream=True)
+    assert stream.headers[HEADER] == told
+    events = [line.removeprefix("data: ") for line in stream.text.splitlines() if "data: {" in line]
+    first = json.loads(events[0])
+    assert (first.get("message") or first.get("response") or first)["warnings"] == [told]
+
+
+def test_it_is_refused_on_request_and_in_completions(demo_url: str) -> None:
+    strict = post(demo_url, CHAT, 16384, strict_max_tokens=True)
+    assert strict.status_code == 400
+    assert strict.json()["error"]["code"] == "context_length_exceeded"
+    body = {"prompt": "def add(a, b):", "max_tokens": 16384}
+    refused = httpx2.post(f"{demo_url}/v1/completions", json=body)
+    assert refused.status_code == 400
+    lowered = httpx2.post(f"{demo_url}/v1/completions", json=body | {"strict_max_tokens": False})
+    assert lowered.json()["warnings"]
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(demo_url: str) -> None:
+    messages = [{"role": "user", "content": "one two " * 600}]
+    answer = post(demo_url, CHAT, 16, messages=messages)
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_an_answer_that_nothing_ends_has_the_length_as_its_reason(demo_url: str) -> None:
+    answer = post(demo_url, CHAT, 200, ignore_eos=True).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 200

@@ -1,0 +1,111 @@
+"""A growing canvas of a bidirectional model: max_tokens is a limit, and does not change a token."""
+
+from typing import Any
+
+import pytest
+
+from diffray.components.config import InvalidField
+from diffray.components.params import SamplingParams
+from diffray.workers.messages import Request
+from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, SHIFTED
+from tests.helpers.toy import (
+    EOS,
+    ScriptedModel,
+    ToyModel,
+    certain,
+    last_update,
+    prompt_of,
+    run,
+    toy_engine,
+)
+from tests.helpers.toy import generate as generated
+
+CANVAS = 24
+
+
+def growing(policy: dict[str, Any], length: int = CANVAS) -> dict[str, Any]:
+    return policy | {"canvas": "growing", "canvas_length": length}
+
+
+@pytest.mark.parametrize("policy", MIXED, ids=lambda policy: policy["decoder"]["kind"])
+@pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
+def test_a_lower_limit_only_cuts_the_answer(model: ToyModel, policy: dict[str, Any]) -> None:
+    params: dict[str, Any] = {"diffusion": growing(policy), "temperature": 0.7, "seed": 5}
+    params |= {"frequency_penalty": 0.4, "ignore_eos": True}
+    longest = generated(model, prompt_of(13), max_tokens=90, **params)
+    assert len(longest) == 90
+    for limit in (1, 10, 23, 25, 49, 89):
+        assert generated(model, prompt_of(13), max_tokens=limit, **params) == longest[:limit]
+
+
+@pytest.mark.parametrize("kind", ["threshold", "fixed", "schedule"])
+@pytest.mark.parametrize("cache", ["none", "dual", "prefix"])
+def test_what_is_added_is_denoised_as_a_canvas_after_a_longer_prompt(kind: str, cache: str) -> None:
+    policy: dict[str, Any] = {"decoder": {"kind": kind}, "cache": {"kind": cache}}
+    policy["block_length"] = 8
+    prompt, parts = prompt_of(10), list[int]()
+    for _ in range(3):
+        fixed = policy | {"canvas": "fixed"}
+        shown = (*prompt, *parts)
+        parts += generated(
+            BIDIRECTIONAL, shown, max_tokens=CANVAS, ignore_eos=True, diffusion=fixed
+        )
+    whole = generated(
+        BIDIRECTIONAL, prompt, max_tokens=3 * CANVAS, ignore_eos=True, diffusion=growing(policy)
+    )
+    assert whole == parts
+
+
+def test_it_grows_up_to_the_context_and_stops_at_an_end_token() -> None:
+    """The end token is in the second of three blocks; without early stop the canvas is filled."""
+    model, context = ScriptedModel(certain({60: EOS})), 512
+    for early in (True, False):
+        policy = growing({"iteration": {"kind": "blockwise", "early_stop": early}}, length=96)
+        request = Request(0, prompt_of(8), SamplingParams(max_tokens=400, diffusion=policy))
+        engine = toy_engine(model)
+        ids, last = last_update(engine, request)
+        assert (len(ids), ids[-1], last.finish_reason) == (53, EOS, "stop")
+        assert engine.forwards == (2 if early else 3)
+    never = ScriptedModel(certain({}))
+    diffusion = growing({}, length=200)
+    request = Request(1, prompt_of(8), SamplingParams(max_tokens=context - 8, diffusion=diffusion))
+    ids, last = last_update(toy_engine(never), request)
+    assert (len(ids), last.finish_reason) == (context - 8, "length")
+
+
+def test_pages_and_slots_are_those_of_the_canvas_so_far() -> None:
+    """Two requests that could be long share memory that only one long one would fill."""
+    model = ScriptedModel(certain({60: EOS}))
+    params = SamplingParams(max_tokens=180, diffusion=growing({}))
+    engine = toy_engine(model, num_pages=26)  # of 8 positions, one of them is never lent
+    for uid in (0, 1):
+        engine.add(Request(uid, prompt_of(10), params))
+    engine.step()
+    # The first block is done, so each has ten positions and two canvases of 32.
+    assert len(engine.running) == 2 and engine.kv.num_free == 25 - 2 * 10
+    rest = run(engine, [])
+    assert [len(ids) for ids in rest.values()] == [51 - 32] * 2 and engine.preemptions == 0
+
+
+def test_a_watched_canvas_shows_what_has_been_added() -> None:
+    params = SamplingParams(max_tokens=60, diffusion=growing({"block_length": 24}))
+    engine = toy_engine(ScriptedModel(certain({})))
+    engine.add(Request(0, prompt_of(8), params, watch=True))
+    shown = [update.canvas for _ in range(20) for update in engine.step()]
+    assert [len(canvas or ()) for canvas in shown][-1] == 60
+    assert {len(canvas or ()) for canvas in shown} == {24, 48, 60}
+
+
+@pytest.mark.parametrize(
+    ("model", "diffusion", "told"),
+    [
+        (CAUSAL, {"canvas_length": 32}, "block-causal"),
+        (BIDIRECTIONAL, {"canvas": "fixed", "canvas_length": 32}, "leave one of them out"),
+    ],
+)
+def test_a_length_that_has_no_meaning_is_refused(
+    model: ToyModel, diffusion: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InvalidField, match=told) as refused:
+        generated(model, prompt_of(5), max_tokens=8, diffusion=diffusion)
+    assert refused.value.field == "diffusion.canvas_length"

@@ -20,9 +20,10 @@ class CompletionOutput:
     `tokens` are their texts, `steps` the steps at which they became final, counted from 0.
     `logprobs` and `top_logprobs` are set if the request has `logprobs`: each token's
     log-probability at that step (given the canvas at that time: not a left-to-right likelihood),
-    and the most probable ids of the same distribution, best first. With a pinned canvas `fields`
-    holds each field by its path, such as `address.city`. `depth` is set if a context-free grammar
-    nests its rules without end: it is how deep they were allowed to nest.
+    and the most probable ids of the same distribution, best first. `shown` are then the places of
+    the tokens that `text` is made of: no end token, and none after a stop string. With a pinned
+    canvas `fields` holds each field by its path, such as `address.city`. `depth` is set if a
+    context-free grammar nests its rules without end: it is how deep they were allowed to nest.
     """
 
     index: int
@@ -36,6 +37,7 @@ class CompletionOutput:
     logprobs: list[float] | None = None
     steps: list[int] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] | None = None
+    shown: list[int] = field(default_factory=list)
     fields: dict[str, FieldOutput] | None = None
     tokens: list[str] = field(default_factory=list)  # empty without a tokenizer
     depth: int | None = None
@@ -130,7 +132,8 @@ class Accepted:
 class Delta:
     """What became final in one streamed choice since the last delta.
 
-    `steps`, `logprobs` and `top_logprobs` are a CompletionOutput's, of exactly these tokens. If the
+    `steps`, `logprobs` and `top_logprobs` are a CompletionOutput's, of exactly these tokens.
+    `shown` are the places in the whole choice of the tokens whose text has become certain. If the
     request is watched, `canvas` is the whole canvas as it is now, None where masked. `blocks`
     counts the finished blocks.
     """
@@ -143,6 +146,7 @@ class Delta:
     steps: list[int]
     logprobs: list[float] | None = None
     top_logprobs: list[list[tuple[int, float]]] | None = None
+    shown: list[int] = field(default_factory=list)
     fields: dict[str, FieldOutput] | None = None
     canvas: list[int | None] | None = None
     blocks: int = 0

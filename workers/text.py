@@ -43,6 +43,12 @@ class Tokenizer:
             ) from error
 
     @cached_property
+    def special(self) -> frozenset[int]:
+        """The tokens that have no text when special tokens are skipped."""
+        added = self.fast.added_tokens_decoder
+        return frozenset(token for token, about in added.items() if about.special)
+
+    @cached_property
     def longest(self) -> int:
         """The most characters that one token can stand for."""
         return max(len(token) for token in self.fast.get_vocab())
@@ -156,6 +162,11 @@ class TextStream:
         self.ids: list[int] = []
         self.text = ""
         self.stopped: str | None = None  # the stop string that was found
+
+    @property
+    def length(self) -> int:
+        """The length of the text of the complete characters, with what is held back."""
+        return len(self.text) + len(self._held)
 
     def push(self, ids: Iterable[int]) -> str:
         """Add tokens until a stop string is complete; return the new text that is certain."""

@@ -57,7 +57,7 @@ class Answer(ABC):
             yield self._chunk() | {"diffusion": self._view(choice, delta.canvas, delta.forwards)}
         about = self._about_tokens(choice, delta)
         pieces = list(self._pieces(choice, delta))
-        if about and delta.token_ids and not pieces:  # their text may be held back
+        if about and (delta.token_ids or delta.shown) and not pieces:  # text may be held back
             pieces = [self._piece(choice, "")]
         for number, piece in enumerate(pieces):
             yield self._chunk(piece | about if number == 0 else piece)
@@ -267,7 +267,7 @@ class ChatAnswer(Answer):
     def _logprobs(self, choice: Choice, part: Part) -> Json:
         content = [
             self._entry(token, logprob) | {"top_logprobs": [self._entry(*each) for each in top]}
-            for token, logprob, top in _with_logprobs(part)
+            for token, logprob, top in _with_logprobs(choice, part)
         ]
         return {"content": content, "refusal": None}
 
@@ -302,7 +302,7 @@ class CompletionAnswer(Answer):
     def _logprobs(self, choice: Choice, part: Part) -> Json:
         """Return parallel lists; an offset is the start of a token's text in the choice's text."""
         made: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for token, logprob, top in _with_logprobs(part):
+        for token, logprob, top in _with_logprobs(choice, part):
             text = self._tokens[token][0]
             made["tokens"].append(text)
             made["token_logprobs"].append(_number(logprob))
@@ -317,10 +317,14 @@ def _choice(choice: Choice, **content: Any) -> Json:
     return {"index": choice.index, **content, "logprobs": None, "finish_reason": None}
 
 
-def _with_logprobs(part: Part) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:
-    """Yield tokens with their log-probabilities and the most probable alternatives."""
-    ids, logprobs = part.token_ids, part.logprobs or []
-    return zip(ids, logprobs, part.top_logprobs or [[]] * len(ids), strict=True)
+def _with_logprobs(
+    choice: Choice, part: Part
+) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:
+    """Yield the tokens of a text with their log-probabilities and the most probable others."""
+    whole = choice.output  # text that was held back is of tokens of earlier parts
+    for at in part.shown:
+        top = whole.top_logprobs[at] if whole.top_logprobs else []
+        yield whole.token_ids[at], (whole.logprobs or [])[at], top
 
 
 def _number(logprob: float) -> float:

@@ -61,18 +61,23 @@ def test_chats_and_their_streams(served: Served, client: OpenAI, asked: dict[str
         assert own[-1].finish_reason == choice.finish_reason
 
 
-def test_logprobs(served: Served, client: OpenAI) -> None:
-    asked: Any = {"temperature": 0, "max_tokens": 32, "logprobs": True, "top_logprobs": 3}
-    answer = client.chat.completions.create(model=served.name, messages=MESSAGES, **asked)
-    (expected,) = served.llm.chat(MESSAGES, SamplingParams(max_tokens=32, logprobs=True))
-    choice = expected.outputs[0]
-    logprobs = answer.choices[0].logprobs
+@pytest.mark.parametrize("stop", [[], ["4"], ["+"]])
+def test_logprobs(served: Served, client: OpenAI, stop: list[str]) -> None:
+    """Those of the text, and no others: guidance reads the text from them."""
+    asked: Any = {"model": served.name, "messages": MESSAGES, "temperature": 0, "max_tokens": 32}
+    asked |= {"logprobs": True, "top_logprobs": 3, "stop": stop}
+    answer = client.chat.completions.create(**asked).choices[0]
+    params = SamplingParams(max_tokens=32, logprobs=True, stop=stop)
+    choice = served.llm.chat(MESSAGES, params)[0].outputs[0]
+    logprobs = answer.logprobs
     assert logprobs is not None and logprobs.content is not None
-    assert [entry.logprob for entry in logprobs.content] == pytest.approx(choice.logprobs)
-    tokenizer = served.llm.tokenizer
-    assert tokenizer is not None
-    texts = [tokenizer.decode([token], False) for token in choice.token_ids]
-    assert [entry.token for entry in logprobs.content] == texts
+    assert "".join(entry.token for entry in logprobs.content) == answer.message.content
+    assert 0 < len(logprobs.content) < len(choice.token_ids)
+    own = (choice.logprobs or [])[: len(logprobs.content)]
+    assert [entry.logprob for entry in logprobs.content] == pytest.approx(own)
+    chunks = client.chat.completions.create(**asked, stream=True)
+    told = [each.choices[0].logprobs for each in chunks]
+    assert [e for each in told if each for e in each.content or []] == logprobs.content
     for entry in logprobs.content:
         assert len(entry.top_logprobs) == 3
         best = entry.top_logprobs[0]
@@ -86,10 +91,10 @@ def test_completion_logprobs_and_echo(served: Served, client: OpenAI) -> None:
     (expected,) = served.llm.generate(PROMPT, SamplingParams(max_tokens=12, logprobs=True))
     choice = client.completions.create(**asked, logprobs=2).choices[0]
     assert choice.logprobs is not None
-    assert choice.logprobs.token_logprobs == pytest.approx(expected.outputs[0].logprobs)
-    assert [len(top) for top in choice.logprobs.top_logprobs or []] == [2] * len(
-        expected.outputs[0].token_ids
-    )
+    assert "".join(choice.logprobs.tokens or []) == choice.text
+    own = (expected.outputs[0].logprobs or [])[: len(choice.logprobs.tokens or [])]
+    assert choice.logprobs.token_logprobs == pytest.approx(own)
+    assert [len(top) for top in choice.logprobs.top_logprobs or []] == [2] * len(own)
     assert choice.logprobs.text_offset is not None and choice.logprobs.text_offset[0] == 0
     echoed = client.completions.create(**asked, echo=True).choices[0]
     assert echoed.text == PROMPT + expected.outputs[0].text

@@ -68,6 +68,26 @@ def test_what_follows_a_stop_string_is_no_part_of_the_answer() -> None:
     assert (answer.token_ids, answer.steps, answer.logprobs) == (ids[:2], [0, 1], [-0.5] * 2)
 
 
+@pytest.mark.parametrize("stop", [[], ["bc"], ["cx", "d\u20ac"], ["never"]])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_the_tokens_shown_are_those_of_the_text(stop: list[str], ignore_eos: bool) -> None:
+    """At each moment of a stream: a stop string may be over several tokens, as a character is."""
+    end = TOKENIZER.fast.eos_token_id
+    ids = TOKENIZER.encode("ab") + [end] * ignore_eos + TOKENIZER.encode("cd\u20ace") + [end]
+    job = Job(0, SamplingParams(stop=stop, logprobs=True), TOKENIZER)
+    text, shown = "", list[int]()
+    for token in ids:
+        last = token == end and len(job.choice.token_ids) > 3
+        reason = (("length", None) if ignore_eos else ("stop", end)) if last else (None, None)
+        job.apply(Update(0, [token], [0], [-0.5], *reason, forwards=1))
+        if (news := job.news()) is not None:
+            text, shown = text + news.text, shown + news.shown
+        assert TOKENIZER.decode([ids[at] for at in shown], False) == text == job.choice.text
+        if job.finished:
+            break
+    assert job.finished and shown == job.choice.shown
+
+
 def test_one_push_decodes_twice_however_many_tokens_there_are() -> None:
     class Counting(Tokenizer):
         decoded = 0

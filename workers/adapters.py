@@ -124,14 +124,14 @@ class LoadedAdapters:
             raise InvalidField(f"an adapter {name!r} is loaded; unload it first", "lora_name")
 
     def check(self, path: str | Path) -> None:
-        """Raise ValueError if an adapter does not fit the model."""
+        """Raise ValueError if an adapter does not fit the model, or has NaN or infinite numbers."""
         if self.model is None:
             raise ValueError("this engine takes no adapters")
         folder = resolve(path)
         if not self._parts:
             config = read_config(resolve(self.model))
             self._parts = build_model(config, Mesh(), torch.float32).parts(())
-        Adapter(folder, self._parts, self.max_rank)
+        Adapter(folder, self._parts, self.max_rank).look_through()
 
     def replace(self, loras: Iterable[LoRA]) -> None:
         """Replace the known adapters by these, which were checked elsewhere."""

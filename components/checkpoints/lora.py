@@ -128,6 +128,11 @@ class Adapter:
                 down, up = (send(_copied(side, dtype), device) for side in both)
                 yield part.weight, expert, Delta(down, up, start)
 
+    def look_through(self) -> None:
+        """Read all numbers and refuse NaN and infinite ones."""
+        for module, side in self._names:
+            self._read(module, side)
+
     def _read(self, module: str, side: str) -> Tensor:
         name = self._names[module, side]
         tensor = self._file.read(name, (slice(None), slice(None)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.components.mesh import Mesh
@@ -306,11 +306,16 @@ def test_what_does_not_fit_the_model_is_one_sentence(tmp_path: Path) -> None:
         return write_adapter(tmp_path / str(next(number)), weights, [*modules], **fields)
 
     number = count()
+    nan = adapter(dense, modules_of(dense)[0])
+    tensors = load_file(nan / "adapter_model.safetensors")
+    tensors[next(name for name in tensors if "lora_B" in name)][-1, -1] = float("nan")
+    save_file(tensors, nan / "adapter_model.safetensors")
     not_adapted = "not routers, embeddings or the head"
     cases: list[tuple[Path, Path, str]] = [
         (bases[1], adapter(dense, *modules_of(dense)), "which this model does not have"),
         (bases[1], adapter(moe, router.removesuffix(".weight")), not_adapted),
         (bases[1], adapter(moe, "lm_head"), not_adapted),
+        (bases[0], nan, "lora_B.weight has NaN or infinite values"),
         (bases[1], odd, "save the adapter as safetensors"),
         (bases[1], bases[1], "has no adapter_config.json; give the folder of a LoRA adapter"),
         (bases[1], tmp_path / "nowhere", "nowhere"),

@@ -181,14 +181,14 @@ def _copy(piece: Piece, name: str, file: WeightFile, dims: int) -> None:
         read = file.read(name, index)
         assert isinstance(read, Tensor)
         target.copy_(read)
-        _check(target, name, file)
+        check_finite(target, name, file)
         return
     # Scales are computed from whole rows, so they do not depend on the number of ranks.
     read = file.read(name, index[: dims - 1])
     if isinstance(read, Tensor):
-        _check(read, name, file)
+        check_finite(read, name, file)
         read = quantize(send(read, target.scale_EOG.device), target.format)
-    _check(read.scale_EOG, name, file)
+    check_finite(read.scale_EOG, name, file)
     if len(index) == dims:
         read = read.between(index[-1].start, index[-1].stop)
     target.copy_(read)
@@ -203,10 +203,10 @@ def look_through(parts: Parts, files: Items[WeightFile], dtype: torch.dtype) -> 
                 for _, index in _bands(parts[name]):
                     read = file.read(name, index)
                     assert isinstance(read, Tensor)
-                    _check(read.to(dtype), name, file)
+                    check_finite(read.to(dtype), name, file)
 
 
-def _check(read: Tensor, name: str, file: WeightFile) -> None:
+def check_finite(read: Tensor, name: str, file: WeightFile) -> None:
     """Refuse weights that are NaN or infinite."""
     if read.numel() and not all(extreme.isfinite() for extreme in read.aminmax()):
         dtype = str(read.dtype).removeprefix("torch.")

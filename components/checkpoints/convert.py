@@ -12,7 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffray.components.checkpoints.checkpoint import account, names_in, open_checkpoint
+from diffray.components.checkpoints.checkpoint import (
+    account,
+    check_finite,
+    names_in,
+    open_checkpoint,
+)
 from diffray.components.checkpoints.folder import CheckpointError, read_config, resolve
 from diffray.components.checkpoints.weights import Stored, WeightFile, open_weights
 from diffray.components.checkpoints.writer import Written, new_folder, write_checkpoint
@@ -47,8 +52,10 @@ class Output(NamedTuple):
 
     def _pieces(self, home: dict[str, WeightFile]) -> Iterator[Tensor]:
         for source in self.sources:
-            read = home[source.name].read(*source)
+            file = home[source.name]
+            read = file.read(*source)
             assert isinstance(read, Tensor)  # quantized checkpoints are refused
+            check_finite(read, source.name, file)
             yield read
 
 
@@ -68,7 +75,7 @@ def convert(
     account(model.parts(names), files, source)
     outputs = plan({name: file.tensors[name] for file in files for name in file.tensors}, names)
     if len(outputs) == len(names):
-        raise CheckpointError(f"{source} has no experts, so there is nothing to fuse")
+        raise CheckpointError(f"{source} has no experts in separate tensors; use it as it is")
 
     def check(work: Path) -> None:
         written = open_weights(work)

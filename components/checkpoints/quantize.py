@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diffray.components.checkpoints.checkpoint import account, copy_bands, names_in, open_checkpoint
+from diffray.components.checkpoints.checkpoint import (
+    account,
+    check_finite,
+    copy_bands,
+    names_in,
+    open_checkpoint,
+)
 from diffray.components.checkpoints.folder import CheckpointError, read_config, resolve
 from diffray.components.checkpoints.weights import Stored, WeightFile
 from diffray.components.checkpoints.writer import Written, new_folder, write_checkpoint
@@ -103,6 +109,7 @@ def _copied(name: str, file: WeightFile) -> Callable[[], Iterable[Tensor]]:
     def read() -> Iterable[Tensor]:
         found = file.read(name, ())
         assert isinstance(found, Tensor)
+        check_finite(found, name, file)
         yield found
 
     return read

@@ -10,10 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from diffray.components.checkpoints.convert import convert
+from diffray.components.checkpoints.quantize import quantize_checkpoint
 from diffray.components.checkpoints.weights import open_weights
 from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny_checkpoints import (
     LLADA2_MOE,
+    LLADA_MOE,
     assert_same,
     join_experts,
     parameters,
@@ -52,6 +54,19 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_weights_that_are_nan_or_infinite_are_not_copied(tmp_path: Path) -> None:
+    """Of experts and of what is copied unchanged; quantizing copies the latter too."""
+    weights = random_weights(LLADA_MOE)
+    expert = next(name for name in weights if "experts.1.up" in name)
+    for name, value in ((expert, float("nan")), ("model.norm.weight", float("inf"))):
+        spoiled = weights | {name: torch.full_like(weights[name], value)}
+        path = save(tmp_path / name, LLADA_MOE, spoiled)
+        for write in (convert, lambda *both, **o: quantize_checkpoint(*both, "int8", **o)):
+            with pytest.raises(ValueError, match=f"{name} in .* is NaN or infinite"):
+                write(path, tmp_path / "out", progress=False)
+    assert {file.name for file in tmp_path.iterdir()} == {expert, "model.norm.weight"}
+
+
 def test_side_files_come_along_and_foreign_code_does_not(tmp_path: Path) -> None:
     """Of merged experts too, whose dtype stays."""
     config: dict[str, Any] = LLADA2_MOE | {"auto_map": {"AutoModel": "modeling_x.X"}}
@@ -74,7 +89,8 @@ def test_side_files_come_along_and_foreign_code_does_not(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("llada", "has no experts"),
+        ("llada", "has no experts in separate tensors"),
+        ("diffusion_gemma", "has no experts in separate tensors"),
         ("llada_moe_fused", "already in the fused layout"),
         ("llada_moe", "exists and is not empty"),
     ],

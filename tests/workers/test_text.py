@@ -78,8 +78,11 @@ def test_the_tokens_shown_are_those_of_the_text(stop: list[str], ignore_eos: boo
     text, shown = "", list[int]()
     for token in ids:
         last = token == end and len(job.choice.token_ids) > 3
-        reason = (("length", None) if ignore_eos else ("stop", end)) if last else (None, None)
-        job.apply(Update(0, [token], [0], [-0.5], *reason, forwards=1))
+        update = Update(0, [token], [0], [-0.5])
+        if last:
+            update.finish_reason = "length" if ignore_eos else "stop"
+            update.stop_id = None if ignore_eos else end
+        job.apply(update)
         if (news := job.news()) is not None:
             text, shown = text + news.text, shown + news.shown
         assert TOKENIZER.decode([ids[at] for at in shown], False) == text == job.choice.text

@@ -9,9 +9,11 @@ from typing import Final
 import numpy as np
 
 from diffray.components.config import InvalidField
+from diffray.components.grammar.anchors import without_anchors
 
 MOST_STATES: Final = 2**14
 
+_FIRST: Final = "\n"
 _LAST: Final = "\U0010ffff"  # not a character
 
 
@@ -19,18 +21,24 @@ def over_bytes(regex: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the state after each byte in each state, or -1, and where the expression accepts.
 
     outlines-core drops later alternatives once an earlier one is complete, so that `a|ab` would
-    never match ab. A final character that no text has keeps all of them open.
+    never match ab. A final character that no text has keeps all of them open. It also refuses an
+    expression that begins with a word boundary, so a line feed comes before each.
     """
     import outlines_core
 
     words = outlines_core.Vocabulary(256, {bytes([value]): [value] for value in range(256)})
     try:
+        plain = without_anchors(regex)
+    except ValueError as error:
+        raise InvalidField(f"structured outputs: regex: {error}") from None
+    try:
         if _unbalanced(regex):
             raise ValueError("unbalanced parenthesis")
-        index = outlines_core.Index(f"(?:{regex}){_LAST}", words)
-    except ValueError as error:
-        raise InvalidField(f"structured outputs: {_why_not(regex, error)}") from None
-    start, transitions = index.get_initial_state(), index.get_transitions()
+        index = outlines_core.Index(f"{_FIRST}(?:{plain}){_LAST}", words)
+    except ValueError:
+        raise InvalidField(f"structured outputs: {_why_not(regex)}") from None
+    transitions = index.get_transitions()
+    start = transitions.pop(index.get_initial_state())[ord(_FIRST)]
     if len(transitions) > MOST_STATES:
         raise too_large()
     names = dict.fromkeys([start, *transitions, *index.get_final_states()])
@@ -65,11 +73,13 @@ def too_large() -> InvalidField:
     )
 
 
-def _why_not(regex: str, error: ValueError) -> str:
+def _why_not(regex: str) -> str:
     """Return what is wrong with an expression, if possible in the words of Python's parser."""
     try:
         re.compile(regex)
     except (re.error, RecursionError) as own:
         return f"regex: {own}"
-    reason = " ".join(str(error).split())[-200:]
-    return f"regex: it cannot be compiled ({reason}); lookaround and back references are refused"
+    return (
+        "regex: it cannot be compiled; leave out lookaround, back references, \\B and parts that "
+        "no text matches"
+    )

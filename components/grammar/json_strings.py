@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from diffray.components.grammar.anchors import without_anchors
+
 _PLAIN: Final = r'[^"\\\x00-\x1f]'
 _UNSAFE: Final = r'"\\\x00-\x1f'  # characters that JSON strings must escape
 STRING: Final = rf'"(?:{_PLAIN}|\\["\\/bfnrt])*"'
@@ -49,6 +51,7 @@ def pattern_in_string(pattern: str) -> str:
     """
     from re import _parser  # how Python itself reads patterns
 
+    without_anchors(pattern)  # refuses those that `_node` could not leave out
     return _written(_parser.parse(pattern))
 
 

@@ -107,7 +107,13 @@ def test_a_recursive_schema_ends() -> None:
         ({"json": '{"items":' * 2000 + "1" + "}" * 2000}, "not JSON|at most 100 nested"),
         ({"tool_calls": {"functions": {"f": DEEP}}}, "tool_calls.functions.f: .*at most 100"),
         ({"regex": "(" * 2000 + "a" + ")" * 2000}, "regex: .*nest|regex: .*recursion"),
+        ({"json": {"type": "string", "pattern": "a^b"}}, r"\^ is honoured only at an end"),
         ({"regex": "a)(b"}, "unbalanced parenthesis"),
+        ({"regex": "^a$b"}, r"regex: \$ is honoured only at an end of the whole text; leave it"),
+        ({"regex": "(?:^a)+"}, r"regex: \^ is honoured only"),
+        ({"regex": "(?:a|^b)*"}, r"regex: \^ is honoured only"),
+        ({"regex": r"a\bb"}, r"regex: it cannot be compiled; leave out look.*no text matches$"),
+        ({"regex": r"(a)\1"}, "regex: it cannot be compiled; leave out lookaround, back refer"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(given: dict[str, Any], message: str) -> None:
@@ -153,6 +159,8 @@ def test_one_kind_is_given(given: dict[str, Any]) -> None:
         ({"choice": ["yes", "no", "a.b*"]}, {"yes", "no", "a.b*"}),
         ({"choice": ["a", "ab", "abc"]}, {"a", "ab", "abc"}),
         ({"regex": "a|ab|abc"}, {"a", "ab", "abc"}),
+        ({"regex": r"^(?:a$|b)|(?i)^c\Z"}, {"a", "b", "c", "C"}),
+        ({"regex": r"^\b[ab] ?\bc[$^]?$"}, {f"{a} c{s}" for a in "ab" for s in ("", "$", "^")}),
         ({"regex": "(?:a|ab)c?"}, {"a", "ab", "ac", "abc"}),
         ({"regex": "[0-1]{2}-(?:ab|c+)x"}, {f"{n:02b}-{s}x" for n in range(4) for s in ENDS}),
         ({"json": {"type": "integer", "minimum": 2, "maximum": 9}}, set("23456789")),

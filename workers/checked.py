@@ -1,10 +1,10 @@
 """Turns prompts and parameters into engine requests, all checked before any of them starts."""
 
-from collections.abc import Iterator
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 
-from diffray.components.grammar.compile import Grammars
+from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.adapters import LoadedAdapters
@@ -13,6 +13,8 @@ from diffray.workers.bad_words import with_bad_tokens
 from diffray.workers.given import Given, Reader
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Request
+
+Compile = Callable[[StructuredOutputs, int | None], bytes]  # given the length of slots, if any
 
 
 class RequestMaker:
@@ -24,9 +26,10 @@ class RequestMaker:
         default: DiffusionParams,
         limits: Limits,
         adapters: LoadedAdapters,
+        compiler: Compile,
     ) -> None:
         self._reader, self._default, self._limits = reader, default, limits
-        self._adapters = adapters
+        self._adapters, self._compile = adapters, compiler
         self._uids: Iterator[int] = count()
 
     def requests(
@@ -41,13 +44,10 @@ class RequestMaker:
         )
         grammar = b""
         if params.structured_outputs is not None:
-            grammar = self._grammars.compile(params.structured_outputs, params.diffusion.slots)
+            _ = self._reader.tokenizer  # without one there are no texts
+            grammar = self._compile(params.structured_outputs, params.diffusion.slots)
         request = Request(
             0, given.prompt, params, given.suffix, watch, images=given.images, grammar=grammar
         )
         request = self._adapters.given_to(request)
         return check_choices(request, self._limits, partial(next, self._uids))
-
-    @cached_property
-    def _grammars(self) -> Grammars:
-        return self._reader.grammars(self._limits)

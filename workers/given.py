@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
-from diffray.components.grammar.compile import Grammars, vocabulary_of
 from diffray.components.image import Image, Sight
 from diffray.workers.image_files import Picture, place_images, read_image
-from diffray.workers.limits import Limits
 from diffray.workers.prompts import (
     Prompt,
     as_messages,
@@ -86,12 +83,6 @@ class Reader:
         if pictures and self.sight is None:
             raise ValueError("this model takes no images; leave them out")
         return [read_image(each, self.sight) for each in pictures if self.sight is not None]
-
-    def grammars(self, limits: Limits) -> Grammars:
-        """Return the compiler of structured outputs for this checkpoint's tokens."""
-        encode = partial(self.tokenizer.encode, add_special_tokens=False)
-        vocabulary = vocabulary_of(self.tokenizer.fast)
-        return Grammars(vocabulary, limits.eos_token_ids, limits.spec.vocab_size, encode)
 
     def _encode(self, part: str | tuple[int, ...], special: bool) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(part, special)) if isinstance(part, str) else part

@@ -2,14 +2,18 @@
 
 import asyncio
 import json
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections import OrderedDict
 from typing import Any, Final
 
 from diffray.cluster.api.errors import invalid, unavailable
-from diffray.cluster.api.grammar_worker import CPU_S
-from diffray.cluster.api.limited_process import ForkingProcess, NotStarted, OutOfTime, Refused
-from diffray.components.grammar.compile import vocabulary_of
+from diffray.cluster.control.grammar_process import (
+    NOT_STARTED,
+    TOO_LONG,
+    grammar_process,
+    question,
+)
+from diffray.cluster.control.limited_process import NotStarted, OutOfTime, Refused
 from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.policy import DiffusionParams
 from diffray.workers.limits import Limits
@@ -26,10 +30,10 @@ class GrammarCompiler:
     """
 
     def __init__(self, tokenizer: Tokenizer | None, limits: Limits) -> None:
-        self._tokenizer, self._limits = tokenizer, limits
+        self._tokenizer = tokenizer
         self._kept: OrderedDict[str, bytes | Refused] = OrderedDict()
         self._compiling: dict[str, asyncio.Task[bytes | Refused]] = {}
-        self.process = ForkingProcess("diffray.cluster.api.grammar_worker", self._greeting)
+        self.process = grammar_process(tokenizer, limits)
 
     async def compiled(
         self, field: str, outputs: StructuredOutputs, diffusion: DiffusionParams
@@ -40,7 +44,7 @@ class GrammarCompiler:
         """
         if self._tokenizer is None:
             raise invalid(f"{field} needs a tokenizer, and the checkpoint has none", field)
-        asked = outputs.model_dump(exclude_unset=True) | {"slot_length": diffusion.slots}
+        asked = question(outputs, diffusion.slots)
         key = json.dumps(asked)
         if (found := self._kept.get(key)) is None:
             if (task := self._compiling.get(key)) is None:
@@ -65,19 +69,7 @@ class GrammarCompiler:
         except Refused as refused:
             return refused
         except OutOfTime:
-            return Refused(f"structured outputs: compiling took more than {CPU_S:g} s", None)
+            return Refused(TOO_LONG, None)
         except NotStarted:  # not the request's fault, so not kept
-            raise unavailable(
-                "structured outputs: the process that compiles them did not start"
-            ) from None
+            raise unavailable(NOT_STARTED) from None
         return b64decode(answer["automaton"])
-
-    def _greeting(self) -> dict[str, Any]:
-        assert self._tokenizer is not None
-        vocabulary = vocabulary_of(self._tokenizer.fast)
-        return {
-            "vocabulary": {b64encode(text).decode(): ids for text, ids in vocabulary.items()},
-            "end_ids": self._limits.eos_token_ids,
-            "vocab_size": self._limits.spec.vocab_size,
-            "tokenizer": self._tokenizer.fast.backend_tokenizer.to_str(),
-        }

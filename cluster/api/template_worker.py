@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from diffray.cluster.api.limited_process import serve
+from diffray.cluster.control.limited_process import serve
 
 CPU_S: Final = 2.0  # of CPU time, per conversation
 LONGEST: Final = 2**24  # characters of a prompt

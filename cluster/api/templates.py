@@ -7,8 +7,8 @@ from typing import Any
 from diffray.cluster.api.bodies import TemplateFields
 from diffray.cluster.api.chat_messages import Message
 from diffray.cluster.api.errors import invalid
-from diffray.cluster.api.limited_process import LimitedProcess, OutOfTime
 from diffray.cluster.api.template_worker import CPU_S
+from diffray.cluster.control.limited_process import LimitedProcess, OutOfTime
 from diffray.workers.text import Tokenizer
 
 

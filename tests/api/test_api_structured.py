@@ -13,9 +13,9 @@ import pytest
 from diffray.cluster.api.anthropic import Messages
 from diffray.cluster.api.dialects import answer_stream, answer_whole
 from diffray.cluster.api.errors import ApiError
-from diffray.cluster.api.limited_process import ForkingProcess
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
+from diffray.cluster.control.limited_process import ForkingProcess
 from diffray.components.grammar.structured import StructuredOutputs
 from tests.helpers.byte_tokenizer import TOKENIZER
 from tests.helpers.recorder import Recorder

@@ -251,6 +251,14 @@ def test_options_apply_where_a_request_is_silent() -> None:
     assert (quiet.forwards, loud.forwards) == (3, 8)
 
 
+def test_what_takes_long_to_compile_is_refused_before_it_has(llm: DiffusionLLM) -> None:
+    """In memory too: by the limits of a server."""
+    (out,) = llm.generate("abc", max_tokens=8, structured_outputs={"regex": "^x{3}$"})
+    assert out.outputs[0].text == "xxx"
+    endless = {"regex": "(.*a.{40})"}
+    refused(lambda: llm.generate("abc", structured_outputs=endless), "compiling took more than 2 s")
+
+
 def refused(call: Callable[[], object], message: str, error: type[Exception] = ValueError) -> None:
     """Check that a call is refused in one sentence with these words."""
     with pytest.raises(error, match=message) as caught:

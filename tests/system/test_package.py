@@ -20,7 +20,7 @@ ROOMS = ("cluster", "components", "kernels", "workers")
 SOURCES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "diffray", *ROOMS, "tests")
 # Modules of processes that start often, or that others wait for: torch takes seconds to import.
 WITHOUT_TORCH = (
-    *("cluster.api.grammar_worker", "cluster.control.coordinator", "cluster.serve.server"),
+    *("cluster.control.grammar_worker", "cluster.control.coordinator", "cluster.serve.server"),
     "workers.worker",
 )
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from diffray.cluster.api.limited_process import serve_forks
+from diffray.cluster.control.limited_process import serve_forks
 from diffray.components.grammar.compile import Grammars
 from diffray.components.grammar.structured import StructuredOutputs
 

@@ -107,6 +107,10 @@ class ForkingProcess:
         """Return the answer; raises OutOfTime, Refused or NotStarted."""
         return await _answer_of(self._threads, self._ask, given)
 
+    def ask_waiting(self, given: Json) -> Json:
+        """Return the answer as `ask` does, for a caller outside of an event loop."""
+        return _unless_refused(self._ask(given))
+
     def close(self) -> None:
         self._threads.submit(self._end)
         self._threads.shutdown(wait=False)
@@ -148,7 +152,10 @@ class ForkingProcess:
 
 
 async def _answer_of(threads: ThreadPoolExecutor, ask: Answer, given: Json) -> Json:
-    answer: Json = await asyncio.get_running_loop().run_in_executor(threads, ask, given)
+    return _unless_refused(await asyncio.get_running_loop().run_in_executor(threads, ask, given))
+
+
+def _unless_refused(answer: Json) -> Json:
     if "error" in answer:
         raise Refused(answer["error"], answer["field"])
     return answer

@@ -54,6 +54,9 @@ class GivenTensors:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.path = Path("the state dict")
         self._given = dict(tensors)
+        for name, tensor in self._given.items():
+            if not isinstance(tensor, Tensor):
+                raise CheckpointError(f"{name} is {type(tensor).__name__}; give a torch.Tensor")
         known = {dtype: name for name, dtype in FLOATS.items()}
         self.tensors = {
             name: Stored(tuple(tensor.shape), known.get(tensor.dtype, str(tensor.dtype)))

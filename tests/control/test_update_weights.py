@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -155,6 +155,7 @@ def test_versions_count_up_or_have_names() -> None:
 
 WRONG: list[tuple[dict[str, Tensor], str]] = [
     ({}, "names no tensor"),
+    ({"head": cast(Tensor, "x")}, "head is str; give a torch.Tensor"),
     ({"tail": torch.zeros(3)}, "1 unexpected: tail"),
     (weights(1) | {"head": torch.zeros(3, 4)}, r"head is \[3, 4\], not \[64, 16\]"),
     (weights(1) | {"head": weights(1)["head"].long()}, "head is torch.int64"),

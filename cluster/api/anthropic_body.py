@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from diffray.cluster.api.bodies import MOST_MESSAGES, Named, SharedFields
-from diffray.cluster.api.chat_messages import NOTED, ImagePart, StrictModel, Url
+from diffray.cluster.api.bodies import MOST_MESSAGES, Named, ReasoningEffort, SharedFields
+from diffray.cluster.api.chat_messages import EFFORT, NOTED, ImagePart, StrictModel, Url
 from diffray.cluster.api.errors import Json
 from diffray.cluster.api.field_types import Word
 from diffray.cluster.api.structures import ToolName
@@ -168,16 +168,10 @@ class JsonFormat(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    """The format of an answer's text."""
+    """The format of an answer's text, and the effort for it."""
 
     format: JsonFormat | None = Field(None, description="JSON that a schema allows.")
-    effort: str | None = Field(None, description="Not supported.")
-
-    @field_validator("effort")
-    @classmethod
-    def _no_effort(cls, given: str | None) -> None:
-        if given is not None:
-            raise ValueError("not supported; leave it out")
+    effort: ReasoningEffort | None = Field(None, description=EFFORT)
 
 
 class ConversationFields(StrictModel):
@@ -222,6 +216,7 @@ class ConversationFields(StrictModel):
             "tools": [{"type": "function", "function": tool} for tool in tools],
             "add_generation_prompt": not continues,
             "continue_final_message": continues,
+            "reasoning_effort": self.output_config.effort,
         }
 
 

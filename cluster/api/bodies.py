@@ -1,11 +1,11 @@
 """Request bodies, with the names of OpenAI and vLLM; invalid fields are refused by name."""
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from diffray.cluster.api.chat_messages import NOTED, Message, StrictModel
+from diffray.cluster.api.chat_messages import EFFORT, NOTED, Message, StrictModel
 from diffray.cluster.api.errors import invalid, of_validation
 from diffray.cluster.api.field_types import Biases, Prompts, Stops, TokenIds, Word
 from diffray.cluster.api.noop_fields import refuse_unless_neutral
@@ -21,6 +21,8 @@ MOST_MESSAGES: Final = 4096
 _MOST_TOKENS: Final = 2**20  # to decode
 _INT64: Final = 2**63
 _SANE: Final = 2**31  # no length or priority is larger
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
 Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
@@ -185,6 +187,7 @@ class TemplateFields(StrictModel):
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Values for the chat template."
     )
+    reasoning_effort: ReasoningEffort | None = Field(None, description=EFFORT)
     tools: Tools = Field(
         default_factory=list, description="Functions that the template shows to the model."
     )

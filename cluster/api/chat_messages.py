@@ -18,6 +18,7 @@ from pydantic import (
 from diffray.workers.prompts import content_of
 
 NOTED: Final = "Accepted for compatibility; it has no effect."
+EFFORT: Final = "A value for the chat template; without effect if the template does not use it."
 
 
 class StrictModel(BaseModel):

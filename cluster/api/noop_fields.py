@@ -1,4 +1,4 @@
-"""Unsupported fields of OpenAI and vLLM: only values without effect are accepted."""
+"""Fields of OpenAI, Anthropic and vLLM that only have values without effect here."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,38 +9,55 @@ from diffray.components.params import NO_PROMPT_LOGPROBS
 from diffray.components.policy import IN_DIFFUSION
 from diffray.components.spelling import did_you_mean
 
-# The neutral values; the first is the one to recommend. Null is neutral for all.
-_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+# The neutral values, of which the first is recommended, or a type, if no value can change a token.
+# Null is neutral for all.
+_NEUTRAL: Final[dict[str, tuple[Any, ...] | type]] = {
     "background": (False,),
     "chat_template_content_format": ("auto", "string"),
     "context_management": ([],),
     "detokenize": (True,),
     "documents": ([],),
-    "early_stopping": (False,),
+    "early_stopping": bool,  # like length_penalty, for beam search only
     "echo": (False,),
-    "function_call": ("none",),
-    "include_reasoning": (True,),
-    "length_penalty": (1,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_decoding_backend": str,
+    "include_reasoning": bool,
+    "inference_geo": str,
+    "length_penalty": float,
     "logits_processors": ([],),
     "mcp_servers": ([],),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
+    "prediction": dict,  # makes OpenAI's models faster
     "reasoning": ({"effort": "none"}, {}),
-    "reasoning_effort": ("none",),
+    "reasoning_effort": str,  # except in conversations, whose template gets it
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
-    "speed": ("standard",),
+    "speed": ("standard", "fast"),
     "stream_interval": (1,),
-    "thinking": ({"type": "disabled"},),
+    "thinking": dict,
     "truncation": ("disabled",),
     "use_beam_search": (False,),
-    "verbosity": ("medium",),
+    "verbosity": ("medium", "low", "high"),
+    "vllm_xargs": ({},),
 }
+_KINDS: Final = {bool: "boolean", dict: "object", float: "number", str: "string"}  # in JSON
 _UNSUPPORTED: Final = (
-    *("audio", "chat_template", "container", "functions", "moderation"),
-    *("prediction", "suffix", "truncate_prompt_tokens", "web_search_options"),
+    *("audio", "chat_template", "container", "guided_whitespace_pattern", "moderation"),
+    *("prompt_embeds", "suffix", "thinking_token_budget", "truncate_prompt_tokens"),
+    *("truncation_side", "web_search_options"),
 )
 _ADAPTERS: Final = ("adapter", "lora", "lora_name", "lora_path", "lora_request")
 _STORED: Final = ("conversation", "previous_response_id", "thread")
+
+
+def noop_schemas() -> dict[str, dict[str, Any]]:
+    """Return the JSON schema of the values that are accepted, for each field that has some."""
+    return {
+        name: {"type": _KINDS[allowed]} if isinstance(allowed, type) else {"enum": [*allowed]}
+        for name, allowed in _NEUTRAL.items()
+    }
 
 
 def refuse_unless_neutral(
@@ -63,6 +80,10 @@ def refuse_unless_neutral(
             raise invalid(f"{what}; {IN_DIFFUSION[name]}", name)
         raise invalid(f"{what}{did_you_mean(name, known)}", name[:100])
     allowed = _NEUTRAL.get(name, ())
+    if isinstance(allowed, type):
+        if type(value) is not allowed and (type(value), allowed) != (int, float):
+            raise invalid(f"{name} must be of the type {_KINDS[allowed]}; leave it out", name)
+        return
     if not any(_same(value, neutral) for neutral in allowed):
         instead = f" or send {json.dumps(allowed[0])}" if allowed else ""
         raise unsupported(name, f"leave it out{instead}")

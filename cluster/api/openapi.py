@@ -18,8 +18,9 @@ from diffray.cluster.api.bodies import (
     SharedFields,
     TokenizeBody,
 )
-from diffray.cluster.api.chat_messages import StrictModel
+from diffray.cluster.api.chat_messages import NOTED, StrictModel
 from diffray.cluster.api.errors import Json
+from diffray.cluster.api.noop_fields import noop_schemas
 from diffray.cluster.api.operations import (
     IS_SLEEPING,
     JOIN_TRAINER,
@@ -180,7 +181,8 @@ ABOUT: Final[dict[str, About]] = {
 _GUIDE: Final = (
     "The fields are those of OpenAI and vLLM. Those of diffusion models alone are under "
     "`diffusion`. A field that is unknown or out of range is refused with a 400 that names it; "
-    "null means its default. Notes for other servers, such as `user`, have no effect. `/v1/models` "
+    "null means its default. Fields that cannot change a token, such as `user` or `verbosity`, "
+    "are accepted and have no effect. `/v1/models` "
     "says what each model is and lists prompts to try.\n\n"
     "If the server has keys, send one as `Authorization: Bearer KEY` or `x-api-key: KEY`. Each "
     "answer has an id in `X-Request-Id`: the request's own, if it has one."
@@ -244,6 +246,9 @@ def describe(
     made = models_json_schema([(each, "validation") for each in models], ref_template=_REF)[1]
     schema["components"] = {"schemas": made["$defs"]}
     _fill_in_meanings(made["$defs"])
+    for each in BODIES.values():
+        if issubclass(each, SharedFields):
+            _add_noop_fields(made["$defs"][each.__name__]["properties"])
     for_all, for_operators = has_keys
     needed: list[Json] = [{name: []} for name in _KEYS]
     if any(has_keys):
@@ -292,6 +297,12 @@ def _fill_in_meanings(schemas: dict[str, Json]) -> None:
                 field["description"] = f"Always {field['const']}."
             elif name in SamplingParams.model_fields:
                 field["description"] = SamplingParams.model_fields[name].description
+
+
+def _add_noop_fields(properties: dict[str, Json]) -> None:
+    """List the fields of other servers whose values have no effect here."""
+    for name, schema in noop_schemas().items():
+        properties.setdefault(name, schema | {"description": NOTED})
 
 
 def _ref(model: type[BaseModel]) -> Json:

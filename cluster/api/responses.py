@@ -123,7 +123,7 @@ class Responses(Dialect):
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
             "prompt_cache_key": body.prompt_cache_key,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": body.reasoning.effort, "summary": None},
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": False,
@@ -132,7 +132,7 @@ class Responses(Dialect):
                 "format": {"type": "text"}
                 if form is None
                 else form.model_dump(by_alias=True, exclude_none=True),
-                "verbosity": "medium",
+                "verbosity": body.text.verbosity or "medium",
             },
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [tool.model_dump() for tool in body.tools],

@@ -12,8 +12,9 @@ from pydantic import (
     model_validator,
 )
 
-from diffray.cluster.api.bodies import MOST_MESSAGES, SharedFields
+from diffray.cluster.api.bodies import MOST_MESSAGES, ReasoningEffort, SharedFields
 from diffray.cluster.api.chat_messages import (
+    EFFORT,
     NOTED,
     Detail,
     ImagePart,
@@ -174,7 +175,14 @@ class TextOptions(StrictModel):
     """The format of an answer's text."""
 
     format: TextFormat | None = Field(None, description="Text or JSON; default: text.")
-    verbosity: Literal["medium"] | None = Field(None, description=NOTED)
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description=NOTED)
+
+
+class ReasoningOptions(StrictModel):
+    """How much a model that reasons should do so."""
+
+    effort: ReasoningEffort | None = Field(None, description=EFFORT)
+    summary: Literal["auto", "concise", "detailed"] | None = Field(None, description=NOTED)
 
 
 class CanvasOptions(StrictModel):
@@ -194,6 +202,9 @@ class ResponsesBody(SharedFields):
     )
     max_tool_calls: int | None = Field(None, description="Limits built-in tools; there are none.")
     stop: Stops = Field(default_factory=list)
+    reasoning: ReasoningOptions = Field(
+        default=ReasoningOptions(), description="The effort of a model that reasons."
+    )
     text: TextOptions = Field(default=TextOptions(), description="The format of the answer's text.")
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(
         default_factory=list,
@@ -240,6 +251,7 @@ class ResponsesBody(SharedFields):
             "tool_choice": self.tool_choice,
             "logprobs": self.logprobs,
             "top_logprobs": self.top_logprobs,
+            "reasoning_effort": self.reasoning.effort,
         }
         if isinstance(self.tool_choice, FunctionChoice):
             named = {"type": "function", "function": {"name": self.tool_choice.name}}

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, RootModel
 
 from diffray.cluster.api.answer_models import Answered, Effort, LikelyToken, MayNest, View
+from diffray.cluster.api.bodies import ReasoningEffort
 from diffray.cluster.api.responses_body import FunctionTool, TextFormat, ToolChoice
 
 State = Literal["in_progress", "completed", "incomplete"]
@@ -69,13 +70,13 @@ class IncompleteDetails(Answered):
 
 
 class NoReasoning(Answered):
-    effort: None = Field(description="Always null.")
+    effort: ReasoningEffort | None = Field(description="As in the request.")
     summary: None = Field(description="Always null.")
 
 
 class ResponseText(Answered):
     format: TextFormat = Field(description="As in the request.")
-    verbosity: Literal["medium"]
+    verbosity: Literal["low", "medium", "high"] = Field(description="As in the request.")
 
 
 class Response(MayNest):

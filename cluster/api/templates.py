@@ -44,6 +44,7 @@ class Templates:
                     "add_generation_prompt": fields.add_generation_prompt,
                     "continue_final_message": fields.continue_final_message,
                     **tokenizer.fast.special_tokens_map,
+                    **fields.model_dump(include={"reasoning_effort"}, exclude_none=True),
                     **fields.chat_template_kwargs,
                 }
             )

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import diffray
 from diffray import SamplingParams
+from diffray.cluster.api.chat_messages import NOTED
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.api.tokens import MASK
 from tests.helpers.api_server import Served, serve, serve_model
@@ -68,6 +69,10 @@ WRONG: dict[str, list[Any]] = {
     "no_repeat_ngram_size": [2, -1],
     "prompt_logprobs": [0],
     "length_penalty": [True],
+    "verbosity": ["loud"],
+    "thinking": [True],
+    "reasoning_effort": [5],
+    "functions": [[{}]],
     "best_of": [True, 3],
     "response_format.type": ["json"],
     "tools": [[{"type": "function"}]],
@@ -182,11 +187,19 @@ NEUTRAL: dict[str, Any] = {
 }
 NEUTRAL |= {"response_format": {"type": "text"}, "tools": None, "logit_bias": None, "stop": None}
 NEUTRAL |= {"user": "somebody", "store": True, "metadata": {"run": "7"}, "service_tier": "flex"}
+NEUTRAL |= {"reasoning_effort": "high", "verbosity": "low", "include_reasoning": False}
+NEUTRAL |= {"functions": [], "function_call": "auto", "prediction": {}, "length_penalty": 2}
 
 
 def test_neutral_values_and_null_change_nothing(http: httpx2.Client) -> None:
     plain = http.post(COMPLETE, json=ABC).json()["choices"]
     assert http.post(COMPLETE, json=ABC | NEUTRAL).json()["choices"] == plain
+    fields = http.get("/openapi.json").json()["components"]["schemas"]["ChatBody"]["properties"]
+    listed = {name: about.get("enum", [None])[-1] for name, about in fields.items()}
+    assert listed["verbosity"] == "high" and listed["functions"] == []
+    assert fields["prediction"] == {"type": "object", "description": NOTED}
+    said, noted = (http.post(CHAT, json=HELLO | more).json() for more in ({}, listed | HELLO))
+    assert said["choices"] == noted["choices"]
     zeros = '{"temperature": -0.0, "logit_bias": {"5": -0.0, "007": 0}, '
     zeros += '"prompt": "abc", "max_tokens": 8, "diffusion": {"cfg_scale": -0.0}}'
     assert http.post(COMPLETE, content=zeros, headers=JSON).json()["choices"] == plain

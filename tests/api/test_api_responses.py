@@ -184,7 +184,7 @@ def test_the_canvas_on_request(client: OpenAI) -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id", "no answer is stored"),
         ({"background": True}, "background", "send false"),
         ({"truncation": "auto"}, "truncation", 'send "disabled"'),
-        ({"reasoning": {"effort": "high"}}, "reasoning", "not supported"),
+        ({"reasoning": {"effort": "extreme"}}, "reasoning.effort", "'xhigh'"),
         ({"tools": [{"type": "web_search"}]}, "tools", "'function'"),
         ({"tool_choice": {"type": "mcp"}, "tools": TOOLS}, "tool_choice", "'function'"),
         ({"input": None}, "input", "required"),
@@ -199,7 +199,7 @@ def test_the_canvas_on_request(client: OpenAI) -> None:
         ({"include": LOGPROBS, "tools": TOOLS}, "include", "does not go with tools"),
         ({"include": ["file_search_call.results"]}, "include", "'reasoning.encrypted_content'"),
         ({"stream_options": {}}, "stream_options", "stream: true"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity", "'medium'"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity", "'medium'"),
         ({"n": 2}, "n", "Unrecognized"),
         # What the chat refuses, in this API's names.
         ({"input": "word " * 5000}, "input", "maximum context length"),
@@ -222,9 +222,10 @@ def test_what_cannot_be_honoured_is_refused(
 def test_neutral_values_and_notes_change_nothing(client: OpenAI) -> None:
     asked: Any = {"model": "demo", "input": QUESTION, "max_output_tokens": 32}
     notes: Any = {"truncation": "disabled", "background": False, "store": False, "tools": []}
-    notes |= {"reasoning": {"effort": "none"}, "include": ["reasoning.encrypted_content"]}
-    notes |= {"text": {"format": {"type": "text"}, "verbosity": "medium"}, "tool_choice": "none"}
+    notes |= {"reasoning": {"effort": "high"}, "include": ["reasoning.encrypted_content"]}
+    notes |= {"text": {"format": {"type": "text"}, "verbosity": "low"}, "tool_choice": "none"}
     notes |= {"service_tier": "auto", "prompt_cache_key": "k"}
     plain = client.responses.create(**asked)
     noted = client.responses.create(**asked, **notes, extra_headers={"X-Request-Id": "mine"})
     assert noted.output_text == plain.output_text and noted._request_id == "mine"
+    assert noted.reasoning is not None and noted.reasoning.effort == "high"

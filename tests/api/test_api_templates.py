@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from diffray.cluster.api.anthropic import Messages
 from diffray.cluster.api.errors import ApiError
+from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.templates import Templates
 from tests.helpers.byte_tokenizer import byte_tokenizer
@@ -104,6 +106,20 @@ def test_tools_and_their_history_reach_the_template() -> None:
     history = [HISTORY[0], HISTORY[1] | {"content": "", "tool_calls": [called]}, HISTORY[2]]
     fast = serving.tokenizer.fast
     assert text == fast.apply_chat_template(history, tools=TOOLS, tokenize=False)
+
+
+def test_the_effort_of_each_api_reaches_the_template() -> None:
+    asked: dict[str, Any] = {"messages": HISTORY[:1]}
+    chats: list[Any] = [
+        asked | {"reasoning_effort": "high"},
+        Responses({"input": "1?", "reasoning": {"effort": "high"}}).chat,
+        Messages(asked | {"output_config": {"effort": "high"}}).chat,
+    ]
+    with service("a{{ reasoning_effort }}") as serving:
+        for chat, text in [(asked, "a"), *((each, "ahigh") for each in chats)]:
+            made = asyncio.run(serving.chat(chat | {"return_token_ids": True}))
+            assert serving.tokenizer is not None
+            assert serving.tokenizer.decode(made["prompt_token_ids"]) == text
 
 
 def test_a_template_that_is_wrong_is_one_sentence() -> None:

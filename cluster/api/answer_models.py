@@ -194,12 +194,15 @@ class TextChoice(Choice):
     )
 
 
-class Envelope(Answered):
+class Warned(Answered):
+    warnings: list[str] = Field([], description="What the server changed or ignored.")
+
+
+class Envelope(Warned):
     id: str = Field(description="The answer's id, which ends in the request's request_id.")
     created: int = Field(description="When it began, in seconds since 1970.")
     model: str = Field(description="The model's name.")
     system_fingerprint: str = Field(description="The server's version.")
-    warnings: list[str] = Field([], description="What the server changed in the request.")
 
 
 class ChatCompletion(Envelope):
@@ -292,14 +295,14 @@ class ModelList(Answered):
     data: list[Model] = Field(description="The model under each of its names.")
 
 
-class Tokenized(Answered):
+class Tokenized(Warned):
     count: int = Field(description="How many tokens the text has.")
     max_model_len: int = Field(description="The most tokens of a prompt and its answer.")
     tokens: list[int] = Field(description="Their ids.")
     token_strs: list[str] | None = Field(description="With return_token_strs: their spellings.")
 
 
-class Detokenized(Answered):
+class Detokenized(Warned):
     prompt: str = Field(description="The text of the tokens.")
 
 

@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, RootModel
 
-from diffray.cluster.api.answer_models import Answered, AnthropicRefusal, Effort, MayNest
+from diffray.cluster.api.answer_models import Answered, AnthropicRefusal, Effort, MayNest, Warned
 from diffray.cluster.api.anthropic_body import TextBlock, ToolUse
 
 
-class CountedTokens(Answered):
+class CountedTokens(Warned):
     input_tokens: int = Field(description="Tokens of the prompt.")
 
 
@@ -36,7 +36,7 @@ class Ending(Answered):
 Made = Annotated[TextBlock | ToolUse, Discriminator("type")]
 
 
-class MessagesAnswer(Ending, MayNest):
+class MessagesAnswer(Ending, MayNest, Warned):
     """A whole answer; in a stream, its start."""
 
     id: str = Field(description="The answer's id, which ends in the request's request_id.")
@@ -86,7 +86,7 @@ class BlockStop(Answered):
     index: int = Field(description="The number of the block.")
 
 
-class MessageEnd(MayNest):
+class MessageEnd(MayNest, Warned):
     type: Literal["message_delta"]
     delta: Ending = Field(description="Why the answer ended.")
     usage: MessagesUsage = Field(description="Token counts.")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 from diffray.cluster.api.bodies import ChatBody, SharedFields
 from diffray.cluster.api.errors import ApiError, Json
-from diffray.cluster.api.served import Served
+from diffray.cluster.api.served import Answering
 
 _PREFIX: Final = "chatcmpl-"  # of a chat's id
 
@@ -137,13 +137,13 @@ def shared_fields(given: Json) -> Json:
     return {name: given[name] for name in given if name in SharedFields.model_fields}
 
 
-async def answer_whole(service: Served, dialect: Dialect) -> Json:
+async def answer_whole(service: Answering, dialect: Dialect) -> Json:
     """Return the answer to a request of another API."""
     with _with_client_names(dialect):
         return dialect.whole(await service.whole(ChatBody, dialect.chat))
 
 
-async def answer_stream(service: Served, dialect: Dialect) -> AsyncGenerator[Json, None]:
+async def answer_stream(service: Answering, dialect: Dialect) -> AsyncGenerator[Json, None]:
     """Yield the events of the answer; closing the generator cancels it."""
     with _with_client_names(dialect):
         async with aclosing(service.stream(ChatBody, dialect.chat)) as chunks:

@@ -13,12 +13,22 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 import diffray
 from diffray.cluster.api.anthropic import Messages, count_tokens
-from diffray.cluster.api.bodies import ChatBody, CompletionBody, GenerationBody
+from diffray.cluster.api.anthropic_body import CountTokensBody, MessagesBody
+from diffray.cluster.api.bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    SharedFields,
+    TokenizeBody,
+)
+from diffray.cluster.api.chat_messages import StrictModel
 from diffray.cluster.api.dialects import Dialect, answer_stream, answer_whole
 from diffray.cluster.api.docs_page import HEADERS, docs_page
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, bug
 from diffray.cluster.api.gate import Gate
 from diffray.cluster.api.http import WARNINGS, EventStream, answer, read_json, refusal, unless_gone
+from diffray.cluster.api.ignored_fields import WithWarnings, with_warnings, without_unknown
 from diffray.cluster.api.metrics import CONTENT_TYPE
 from diffray.cluster.api.openapi import describe, describe_body, describe_query, refusals
 from diffray.cluster.api.operations import (
@@ -31,6 +41,7 @@ from diffray.cluster.api.operations import (
 )
 from diffray.cluster.api.page import lacks_slash, page_router
 from diffray.cluster.api.responses import Responses
+from diffray.cluster.api.responses_body import ResponsesBody
 from diffray.cluster.api.served import Served
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_client import EngineFailed
@@ -102,14 +113,15 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
     """Return the routes for clients."""
     router = APIRouter()
 
-    post, read = partial(_post, router), partial(_read, settings)
+    post, read = partial(_post, router), partial(_read_known, settings)
 
     async def generate(request: Request, kind: type[GenerationBody]) -> Response:
-        body = await read(request)
+        body, warnings = await read(request, kind)
+        service = WithWarnings(get_service(), warnings)
         if isinstance(body, dict) and body.get("stream") is True:
-            work = _open(get_service().stream(kind, body))
+            work = _open(service.stream(kind, body))
             return await unless_gone(request.receive, work)
-        return answer(await unless_gone(request.receive, get_service().whole(kind, body)))
+        return answer(await unless_gone(request.receive, service.whole(kind, body)))
 
     @router.get("/v1/models", responses=refusals(401, 503))
     async def list_models() -> Response:
@@ -129,11 +141,13 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
 
     @post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        return answer(await get_service().tokenize(await read(request)))
+        body, warnings = await read(request, TokenizeBody)
+        return answer(with_warnings(await get_service().tokenize(body), warnings))
 
     @post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        return answer(await get_service().detokenize(await read(request)))
+        body, warnings = await read(request, DetokenizeBody)
+        return answer(with_warnings(await get_service().detokenize(body), warnings))
 
     @router.get("/tokenizer_info", responses=refusals(400, 401, 404, 503))
     async def tokenizer_info(model: str | None = None) -> Response:
@@ -145,28 +159,33 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
 def _other_apis(get_service: GetService, settings: ApiSettings) -> APIRouter:
     """Return the routes for clients of other APIs, whose requests are chats."""
     router = APIRouter()
-    post, read = partial(_post, router), partial(_read, settings)
+    post, read = partial(_post, router), partial(_read_known, settings)
 
-    async def generate(request: Request, kind: Callable[[object], Dialect]) -> Response:
-        dialect = kind(await read(request))
+    async def generate(
+        request: Request, kind: Callable[[object], Dialect], fields: type[SharedFields]
+    ) -> Response:
+        body, warnings = await read(request, fields)
+        dialect = kind(body)
+        service = WithWarnings(get_service(), warnings)
         if dialect.chat.get("stream") is True:
             stream = partial(EventStream, failed=dialect.failed, end=b"")
-            work = _open(answer_stream(get_service(), dialect), stream)
+            work = _open(answer_stream(service, dialect), stream)
             return await unless_gone(request.receive, work)
-        whole = answer_whole(get_service(), dialect)
+        whole = answer_whole(service, dialect)
         return answer(await unless_gone(request.receive, whole))
 
     @post("/v1/responses")
     async def respond(request: Request) -> Response:
-        return await generate(request, Responses)
+        return await generate(request, Responses, ResponsesBody)
 
     @post("/v1/messages")
     async def message(request: Request) -> Response:
-        return await generate(request, Messages)
+        return await generate(request, Messages, MessagesBody)
 
     @post("/v1/messages/count_tokens")
     async def count(request: Request) -> Response:
-        return answer(await count_tokens(get_service(), await read(request)))
+        body, warnings = await read(request, CountTokensBody)
+        return answer(with_warnings(await count_tokens(get_service(), body), warnings))
 
     return router
 
@@ -212,6 +231,14 @@ def _post(router: APIRouter, path: str) -> Callable[[Endpoint], Endpoint]:
 
 async def _read(settings: ApiSettings, request: Request) -> object:
     return await read_json(request, settings.max_body_bytes, settings.body_timeout_s)
+
+
+async def _read_known(
+    settings: ApiSettings, request: Request, kind: type[StrictModel]
+) -> tuple[object, list[str]]:
+    """Return a body, and the warnings about unknown fields if those are ignored."""
+    body = await _read(settings, request)
+    return without_unknown(body, kind) if settings.ignore_unknown_fields else (body, [])
 
 
 def _query(request: Request) -> Json:

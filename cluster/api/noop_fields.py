@@ -50,6 +50,14 @@ _UNSUPPORTED: Final = (
 )
 _ADAPTERS: Final = ("adapter", "lora", "lora_name", "lora_path", "lora_request")
 _STORED: Final = ("conversation", "previous_response_id", "thread")
+_KNOWN: Final = frozenset(
+    (*_NEUTRAL, *_UNSUPPORTED, *_ADAPTERS, *_STORED, *IN_DIFFUSION, "best_of", "prompt_logprobs")
+)
+
+
+def is_recognized(name: str) -> bool:
+    """Return whether an unsupported field has a meaning elsewhere, so it must not be ignored."""
+    return name in _KNOWN
 
 
 def noop_schemas() -> dict[str, dict[str, Any]]:

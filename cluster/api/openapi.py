@@ -181,8 +181,9 @@ ABOUT: Final[dict[str, About]] = {
 _GUIDE: Final = (
     "The fields are those of OpenAI and vLLM. Those of diffusion models alone are under "
     "`diffusion`. A field that is unknown or out of range is refused with a 400 that names it; "
-    "null means its default. Fields that cannot change a token, such as `user` or `verbosity`, "
-    "are accepted and have no effect. `/v1/models` "
+    "null means its default. With the server's option `--ignore-unknown-fields` unknown fields "
+    "are ignored, and the answer's `warnings` name them. Fields that cannot change a token, such "
+    "as `user` or `verbosity`, are accepted and have no effect. `/v1/models` "
     "says what each model is and lists prompts to try.\n\n"
     "If the server has keys, send one as `Authorization: Bearer KEY` or `x-api-key: KEY`. Each "
     "answer has an id in `X-Request-Id`: the request's own, if it has one."

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, RootModel
 
-from diffray.cluster.api.answer_models import Answered, Effort, LikelyToken, MayNest, View
+from diffray.cluster.api.answer_models import Answered, Effort, LikelyToken, MayNest, View, Warned
 from diffray.cluster.api.bodies import ReasoningEffort
 from diffray.cluster.api.responses_body import FunctionTool, TextFormat, ToolChoice
 
@@ -79,7 +79,7 @@ class ResponseText(Answered):
     verbosity: Literal["low", "medium", "high"] = Field(description="As in the request.")
 
 
-class Response(MayNest):
+class Response(MayNest, Warned):
     """A whole answer; in a stream the answer so far."""
 
     id: str = Field(description="The answer's id, which ends in the request's request_id.")

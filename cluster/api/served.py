@@ -9,7 +9,7 @@ from diffray.cluster.api.operations import Order
 from diffray.cluster.control.engine_client import Load
 
 
-class Served(Protocol):
+class Answering(Protocol):
     """JSON objects in, JSON objects or an ApiError out."""
 
     async def whole(self, kind: type[GenerationBody], given: object) -> Json:
@@ -19,6 +19,10 @@ class Served(Protocol):
     def stream(self, kind: type[GenerationBody], given: object) -> AsyncGenerator[Json, None]:
         """Yield the chunks of an answer; closing the generator cancels it."""
         ...
+
+
+class Served(Answering, Protocol):
+    """The same for all that an endpoint offers."""
 
     async def tokenize(self, given: object) -> Json: ...
 

@@ -51,6 +51,12 @@ class ApiSettings(Config):
         "images.example.com or 10.0.0.5:9000. A name may lead only to public addresses, or to "
         "addresses that are allowed too. Default: none.",
     )
+    ignore_unknown_fields: bool = Field(
+        False,
+        description="Ignore unknown fields of requests, which gateways may add, instead of "
+        "refusing them; an answer's warnings name them. Fields of objects within a request, such "
+        "as diffusion, and fields that are known but not supported are still refused.",
+    )
     vllm_metric_names: bool = Field(False, description="Show every metric under vLLM's name too.")
     docs: bool = Field(True, description="Serve /docs and /openapi.json.")
     page: bool = Field(

@@ -79,6 +79,7 @@ class Api:
     )
     cors_origins: list[str] | None = flag(None, "--allowed-origins")
     allowed_media_domains: list[str] | None = flag()
+    ignore_unknown_fields: bool | None = flag()
     vllm_metric_names: bool | None = flag()
     page: bool | None = flag()
 

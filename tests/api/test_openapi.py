@@ -225,6 +225,35 @@ def test_the_error_that_ends_a_stream_is_described(
         check(document, path, httpx2.Response(200, headers=answer.headers, text=UNHEARD_OF))
 
 
+KNOWN: list[dict[str, Any]] = [{"best_of": 3}, {"lora": "a"}, {"suffix": 5}, {"thread": "a"}]
+KNOWN += [{"temperature": "hot"}, {"diffusion": {"colour": 7}}, {"verbosity": "loud"}]
+
+
+@pytest.mark.parametrize("path", [*ASKED, CHAT, COUNT, "/tokenize"])
+def test_unknown_fields_are_ignored_on_request_and_named(
+    document: dict[str, Any], path: str
+) -> None:
+    """Not known ones with values that are not supported, nor those within an object."""
+    asked = ASKED.get(path, CONVERSATION)
+    odd: dict[str, Any] = {"max_token": 5, "\u2603\n": None} | {f"x{each}": [] for each in range(9)}
+    service = Service(Recorder(), TOKENIZER, ["some"])
+    with serve(service, ApiSettings(ignore_unknown_fields=True)) as url:
+        whole = httpx2.post(url + path, json=asked | odd)
+        told = whole.json()["warnings"]
+        for stream in (False, True) if path in (*ASKED, CHAT) else ():
+            answer = httpx2.post(url + path, json=asked | odd | {"stream": stream})
+            assert answer.headers["x-diffray-warnings"] == "; ".join(told)
+            assert told[0] in answer.text
+            check(document, path, answer)
+        refused = [httpx2.post(url + path, json=asked | odd | each) for each in KNOWN]
+        assert "warnings" not in httpx2.post(url + path, json=asked).json()
+    assert told[0].startswith("the unknown field 'max_token' is ignored")
+    assert told[1] == r"the unknown field '\u2603\n' is ignored"
+    assert told[10:] == ["other unknown fields that are ignored: 1"]
+    assert [each.status_code for each in refused] == [400] * len(KNOWN)
+    check(document, path, whole)
+
+
 def test_examples_of_answers_fit_their_descriptions(document: dict[str, Any]) -> None:
     count = 0
     for _, _, operation in operations(document):

@@ -147,7 +147,7 @@ class TestDoor:
     def test_it_follows_from_the_models(self) -> None:
         several = {"autoscaling_config": {"max_replicas": 3}, "graceful_shutdown_timeout_s": 7}
         slots = {"max_num_seqs": 2, "max_queued_requests": 3}
-        api = {"cors_origins": ["https://chat.example.com"]}
+        api = {"cors_origins": ["https://chat.example.com"], "ignore_unknown_fields": True}
         shared = {"api": api, "api_key_env": "KEYS"}
         door = door_of(
             model("org/a", deployment_config=several, engine_kwargs=slots, **shared),

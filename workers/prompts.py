@@ -107,10 +107,11 @@ def is_conversation(prompt: object) -> bool:
 
 
 def as_conversations(messages: object) -> list[Messages]:
-    """Return a list of conversations; a single list of messages is one conversation."""
-    if isinstance(messages, Items) and messages and isinstance(messages[0], Mapping):
+    """Return a list of conversations; one text or one list of messages is one conversation."""
+    is_one = isinstance(messages, Items) and messages and isinstance(messages[0], Mapping)
+    if is_one or isinstance(messages, str):
         return [as_messages(messages)]
-    if not isinstance(messages, Items) or isinstance(messages, str):
+    if not isinstance(messages, Items):
         raise ValueError(
             f"a conversation is a list of {{'role': ..., 'content': ...}} (given: {messages!r:.99})"
         )
@@ -118,8 +119,13 @@ def as_conversations(messages: object) -> list[Messages]:
 
 
 def as_messages(messages: object) -> Messages:
-    """Return one conversation, each message with a role, and a text or parts."""
-    if not isinstance(messages, Items) or isinstance(messages, str):
+    """Return one conversation, each message with a role, and a text or parts.
+
+    A text is a message of the user.
+    """
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    if not isinstance(messages, Items):
         raise ValueError(
             f"a conversation is a list of {{'role': ..., 'content': ...}} (given: {messages!r:.99})"
         )

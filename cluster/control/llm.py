@@ -179,13 +179,16 @@ class DiffusionLLM(Upkept):
 
     def chat(
         self,
-        messages: Messages | Items[Messages],
+        messages: str | Messages | Items[str | Messages],
         sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
         **options: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, in the checkpoint's chat format."""
+        """Answer one conversation or many, in the checkpoint's chat format.
+
+        A text is a conversation with one message, the user's.
+        """
         several = as_conversations(messages)
         params = as_params("chat", sampling_params, options, len(several))
         return self._run([self._reader.conversation(each) for each in several], params, use_tqdm)

@@ -235,8 +235,12 @@ def test_chat_uses_the_template_as_transformers_does(llm: DiffusionLLM) -> None:
         (found,) = llm.generate(prompt, SHORT)
         assert found.prompt_token_ids == expected.prompt_token_ids
         assert ids([found]) == ids([expected])
-    two = llm.chat([messages, messages], SHORT)
-    assert [each.prompt_token_ids for each in two] == [expected.prompt_token_ids] * 2
+    four = [
+        *llm.chat([messages, messages], SHORT),
+        *llm.chat(["hi"], SHORT),
+        *llm.chat("hi", SHORT),
+    ]
+    assert [each.prompt_token_ids for each in four] == [expected.prompt_token_ids] * 4
 
 
 def test_options_apply_where_a_request_is_silent() -> None:
@@ -284,7 +288,7 @@ def refused(call: Callable[[], object], message: str, error: type[Exception] = V
         (lambda llm: llm.generate("x", {"max_tokens": 3}), "one SamplingParams"),
         (lambda llm: list(llm.watch("x", SamplingParams(n=5))), "leave n out"),
         (lambda llm: list(llm.stream(["a", "b"])), "takes one prompt"),
-        (lambda llm: llm.chat("x"), "a conversation is a list"),
+        (lambda llm: llm.chat(5), "a conversation is a list"),
         (lambda llm: llm.chat([{"role": "user"}]), "needs a 'role' and a 'content'"),
         (lambda llm: llm.generate([{"role": "user", "content": "x"}]), "give messages to chat"),
     ],

@@ -303,7 +303,11 @@ class DiffusionLLM(Upkept):
     def _advance(self, steps: int | None = None) -> None:
         """Wait for the next events, and apply them to the jobs of all calls."""
         client = self.client
-        self._events += client.advance(steps)
+        try:
+            self._events += client.advance(steps)
+        except KeyboardInterrupt as interrupt:
+            # Where in a forward Ctrl-C came takes fifty lines to show, and says nothing.
+            raise interrupt.with_traceback(None) from None
         while self._events:
             event = self._events.popleft()
             job = self._jobs.get(event.uid)

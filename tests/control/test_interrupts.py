@@ -107,9 +107,10 @@ def test_a_stream_goes_on_after_another_call_was_interrupted(
             raise KeyboardInterrupt
         return result
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt) as stopped:
         patch.setattr(llm.engine, step, once)
         llm.generate(PROMPTS[1], long)
+    assert [each.name for each in stopped.traceback][1:] == ["generate", "_run", "_advance"]
     assert not in_round or ended[0].params.max_tokens == 24
     found += [token for delta in stream for token in delta.token_ids]
     assert found == alone

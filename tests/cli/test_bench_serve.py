@@ -50,7 +50,7 @@ def custom(path: Path, *prompts: str, **others: object) -> tuple[str, ...]:
 def answer(asked: Asked) -> Answer:
     """Six tokens for three; a prompt `no` is refused."""
     if asked.path == "/v1/models":
-        return Answer(body={"data": [{"id": "fake"}]})
+        return Answer(body={"data": [{"id": "fake", "max_model_len": 100}]})
     if not asked.path.startswith("/v1/"):
         return Answer(404, {"error": {"message": "no such path"}})
     if asked.body.get("messages", [{}])[0].get("content") == "no":
@@ -116,7 +116,9 @@ class TestScenario:
             "kind": "poisson", "rate": [2.0], "max_concurrency": None
         }  # fmt: skip
         assert guidellm.profile(float("inf"), 3) == {"kind": "concurrent", "streams": [3]}
-        assert guidellm.profile(float("inf"), None) == {"kind": "throughput"}
+        assert guidellm.profile(float("inf"), None) == {
+            "kind": "throughput", "max_concurrency": None
+        }  # fmt: skip
 
     def test_bodies_say_what_was_typed(self, fake: FakeEndpoint, tmp_path: Path) -> None:
         result = bench(
@@ -138,7 +140,14 @@ class TestScenario:
         assert bench(fake.url, "--tokenizer", "demo", *flags).exit_code == 0
         (body,) = sent(fake)
         assert body["ignore_eos"] == (not typed)
+        assert body["skip_special_tokens"] is False  # else an answer of end tokens has no time
         assert len(body["prompt"].split()) == 5
+
+    def test_random_prompts_fit_the_context(self, fake: FakeEndpoint) -> None:
+        flags = "--tokenizer", "demo", "--num-prompts", "1", "--random-prefix-len", "20"
+        assert bench(fake.url, *flags, "--output-len", "30").exit_code == 0
+        assert len(sent(fake)[0]["prompt"].split()) == 100 - 20 - 30
+        assert "leave no room" in refused(fake.url, *flags, "--output-len", "80").splitlines()[-1]
 
 
 class TestEndings:
@@ -149,6 +158,18 @@ class TestEndings:
         result = bench(fake.url, *custom(tmp_path / "b", "no"))
         assert result.exit_code == 1
         assert result.stderr.splitlines() == ["diffray: no request succeeded"]
+        assert "the server answers 400: not that one" in result.stdout
+        assert "counters" not in result.stdout
+
+    def test_an_answer_without_text_has_no_time_to_its_first_token(
+        self, fake: FakeEndpoint, tmp_path: Path
+    ) -> None:
+        numbers = tmp_path / "o.json"
+        for prompts, ttft in ((("empty", "a"), 0.5), (("empty",), None)):
+            flags = *custom(tmp_path / "own", *prompts), "--output-json", str(numbers)
+            assert bench(fake.url, *flags).exit_code == 0
+            (run,) = json.loads(numbers.read_text())["runs"]
+            assert (run.get("mean_ttft_ms"), run["mean_tpot_ms"]) == (ttft, 0.25)
 
     def test_without_the_extra_one_sentence_says_what_to_install(
         self, monkeypatch: pytest.MonkeyPatch

@@ -28,10 +28,7 @@ def main(arguments: list[str]) -> None:
     asked = [ask(spec["backend"], row) for row in rows]
     seconds = time.perf_counter() - begin
     good = [one for one in asked if one["info"]["error"] is None]
-    spread = {"mean": 0.5, "median": 0.25, "std_dev": 0.1, "percentiles": {"p99": 2.0}}
-    names = ("time_to_first_token_ms", "inter_token_latency_ms", "request_latency")
-    metrics: dict[str, Any] = {name: {"successful": spread} for name in names}
-    metrics["request_totals"] = {"errored": len(asked) - len(good)}
+    metrics: dict[str, Any] = {"request_totals": {"errored": len(asked) - len(good)}}
     metrics["slo_attainment"] = 0.5 if spec["metrics"]["slo"] else None
     errored = [one for one in asked if one not in good]
     report = {
@@ -52,10 +49,13 @@ def ask(backend: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
         body["messages"] = [{"role": "user", "content": prompt}]
     body |= backend["extras"]["body"]
     response = httpx2.post(backend["target"] + backend["request_format"], json=body)
-    error = None if response.status_code == 200 else response.text
+    error = None if response.status_code == 200 else f"HTTPStatusError({response.status_code})"
     usage = response.json()["usage"] if error is None else {}
     return {
         "info": {"error": error},
+        "time_to_first_token_ms": None if prompt == "empty" else 0.5,
+        "inter_token_latency_ms": 0.25,
+        "request_latency": 2.0,
         "input_metrics": {"text_tokens": usage.get("prompt_tokens")},
         "output_metrics": {"text_tokens": usage.get("completion_tokens")},
     }

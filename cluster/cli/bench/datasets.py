@@ -21,6 +21,7 @@ BUNDLED: Final = ("demo", "humaneval", "gsm8k")
 RANDOM: Final = "random"
 FROM_FILE: Final = ("custom", "sharegpt")
 NAMES: Final = (RANDOM, *BUNDLED, *FROM_FILE)
+_RANDOM_PROMPTS, _RANDOM_LEN = 32, 1024  # unless typed
 
 
 @record("Prompts")
@@ -32,8 +33,16 @@ class Data:
         "max_tokens, task).",
     )
     dataset_path: Path | None = flag(help="The file for custom or sharegpt.")
-    num_prompts: int = flag(1000, min=1, help="The most prompts to take from each data set.")
-    input_len: int = flag(1024, min=1, help="Tokens per random prompt.")
+    num_prompts: int | None = flag(
+        min=1,
+        help="The most prompts to take from each data set; default: all of them, and "
+        f"{_RANDOM_PROMPTS} random ones.",
+    )
+    input_len: int | None = flag(
+        min=1,
+        help=f"Tokens per random prompt; a server gets {_RANDOM_LEN}, or what its context has "
+        "room for.",
+    )
     random_prefix_len: int = flag(
         0,
         min=0,
@@ -47,6 +56,24 @@ class Data:
         False, "--ignore-eos", help="Generate past end tokens; implied by random prompts."
     )
     seed: int = flag(0, help="The seed of prompts and arrival times.")
+
+    @property
+    def num_random(self) -> int:
+        return self.num_prompts or _RANDOM_PROMPTS
+
+    def random_len(self, context: int | None, output_len: int) -> int:
+        """Return the tokens of a random prompt: as typed, or what the context has room for."""
+        if self.input_len is not None:
+            return self.input_len
+        if context is None:
+            return _RANDOM_LEN
+        room = context - self.random_prefix_len - output_len
+        if room < 1:
+            raise ValueError(
+                f"--output-len {output_len} and --random-prefix-len {self.random_prefix_len} leave "
+                f"no room for a prompt in the context of {context} tokens; give fewer"
+            )
+        return min(_RANDOM_LEN, room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +103,7 @@ def read_sets(data: Data) -> list[tuple[str, list[Row]]]:
     ]
 
 
-def read_rows(name: str, path: Path | None, count: int) -> list[Row]:
+def read_rows(name: str, path: Path | None, count: int | None) -> list[Row]:
     """Return at most `count` prompts of a data set that is not random.
 
     `path` is the file for `custom`, JSON lines with `prompt` and perhaps `max_tokens` and `task`,
@@ -135,7 +162,8 @@ def tasks(
     for name, read in sets:
         if name == RANDOM:
             changed = {} if "ignore_eos" in typed else {"ignore_eos": True}
-            count, length = data.num_prompts, data.input_len
+            count = data.num_random
+            length = data.random_len(llm.engine.limits.context, params.max_tokens)
             prompts = random_ids(llm, count, length, data.seed, data.random_prefix_len)
             found[name] = prompts, [params.model_copy(update=changed)] * count
         for task in dict.fromkeys(row.task for row in read):

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from math import isinf
 from pathlib import Path
+from statistics import fmean, median, pstdev
 from typing import Any
 
 from diffray.cluster.cli.bench.datasets import RANDOM, Data, Row
+from diffray.cluster.cli.bench.results import percentile
 
 OUTPUT_LEN = 128
 # vLLM's names and guidellm's: its inter-token latency leaves out the first token, as TPOT does.
@@ -26,32 +28,56 @@ def profile(rate: float, at_once: int | None) -> dict[str, Any]:
         return {"kind": "poisson", "rate": [rate], "max_concurrency": at_once}
     if at_once is not None:
         return {"kind": "concurrent", "streams": [at_once]}
-    return {"kind": "throughput"}
+    return {"kind": "throughput", "max_concurrency": None}  # without the key it is refused
 
 
 def backend(name: str, data: Data, body: dict[str, Any], **server: str | None) -> dict[str, Any]:
     """Return how to send a data set: random prompts as completions, others as chats."""
     is_random = name == RANDOM
+    # guidellm times text only, and what answers random prompts may be end tokens alone.
+    extras = {"ignore_eos": True, "skip_special_tokens": False}
     return {
         "kind": "openai_http",
         "request_format": "/v1/completions" if is_random else "/v1/chat/completions",
         "verify": True,
-        "extras": {"body": {"ignore_eos": data.ignore_eos or is_random} | body},
+        "extras": {"body": (extras if is_random else {"ignore_eos": data.ignore_eos}) | body},
     } | server
 
 
+def longest_request(scenario: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the path and the body of a scenario's longest request, without streaming."""
+    backend, (data,) = scenario["backend"], scenario["data"]
+    body = {"model": backend["model"]} | backend["extras"]["body"]
+    if data["kind"] == "json_file":
+        rows = [json.loads(line) for line in Path(data["path"]).read_text().splitlines()]
+        row = max(rows, key=lambda row: len(row["prompt"]))
+        body["messages"] = [{"role": "user", "content": row["prompt"]}]
+        body["max_tokens"] = row["output_tokens_count"]
+    else:
+        prefixes = data["prefix_buckets"] or []
+        length = data["prompt_tokens"] + sum(each["prefix_tokens"] for each in prefixes)
+        body |= {"prompt": [1] * length, "max_tokens": data["output_tokens"]}
+    return backend["request_format"], body
+
+
 def write_data(
-    folder: Path, name: str, rows: Sequence[Row], data: Data, tokenizer: str
+    folder: Path,
+    name: str,
+    rows: Sequence[Row],
+    data: Data,
+    tokenizer: str,
+    context: int | None,
 ) -> dict[str, Any]:
     """Return the prompts in guidellm's terms; write those of a data set to the folder."""
     if name == RANDOM:
         from diffray.components.checkpoints.folder import resolve
 
+        output_len = data.output_len or OUTPUT_LEN
         prefix = {"prefix_count": 1, "prefix_tokens": data.random_prefix_len}
         synthetic = {
             "kind": "synthetic_text",
-            "prompt_tokens": data.input_len,
-            "output_tokens": data.output_len or OUTPUT_LEN,
+            "prompt_tokens": data.random_len(context, output_len),
+            "output_tokens": output_len,
             "prefix_buckets": [prefix] if data.random_prefix_len else None,
         }
         processor = {"kind": "huggingface_auto", "model": str(resolve(tokenizer))}
@@ -105,9 +131,11 @@ def summary(benchmark: dict[str, Any]) -> dict[str, Any]:
         "total_token_throughput": (read + written) / seconds,
     }
     for name, (theirs, scale) in LATENCIES.items():
-        spread = metrics[theirs]["successful"]
-        found[f"mean_{name}_ms"] = scale * spread["mean"]
-        found[f"median_{name}_ms"] = scale * spread["median"]
-        found[f"std_{name}_ms"] = scale * spread["std_dev"]
-        found[f"p99_{name}_ms"] = scale * spread["percentiles"]["p99"]
+        # guidellm's own averages count an answer without text as one with a time of 0.
+        times = [scale * request[theirs] for request in good if request[theirs] is not None]
+        if times:
+            found[f"mean_{name}_ms"] = fmean(times)
+            found[f"median_{name}_ms"] = median(times)
+            found[f"std_{name}_ms"] = pstdev(times)
+            found[f"p99_{name}_ms"] = percentile(times, 99)
     return found

@@ -16,6 +16,7 @@ from diffray.cluster.cli.bench.datasets import Data, read_sets
 from diffray.cluster.cli.bench.guidellm import (
     LATENCIES,
     backend,
+    longest_request,
     profile,
     run_guidellm,
     summary,
@@ -30,6 +31,8 @@ from diffray.cluster.serve.environment import API_KEY
 if TYPE_CHECKING:
     import httpx2
     from rich.table import Table
+
+    from diffray.cluster.cli.endpoint import Endpoint
 
 _WHO = {"data": "{dataset_name}", "concurrency": "{concurrency}", "RPS": "{rps}"}
 _CLIENT = {
@@ -136,9 +139,44 @@ def measure(
     benchmark = run_guidellm(scenario, folder, kept)
     found = summary(benchmark)
     reasons = [one["info"]["error"] for one in benchmark["requests"]["errored"]]
+    found |= between(before, scrape(client), found["duration"])
     for reason in dict.fromkeys(reasons):
-        typer.echo(f"failed: {reasons.count(reason)} x {reason}")
-    return found | between(before, scrape(client), found["duration"])
+        first, _, _ = reason.partition(r"\n")  # the rest is a link to a list of statuses
+        typer.echo(f"failed: {reasons.count(reason)} x {first}")
+    if reasons and (said := refusal(client, scenario)):
+        typer.echo(f"asked once more, {said}")
+    return found
+
+
+def refusal(client: "httpx2.Client", scenario: dict[str, Any]) -> str:
+    """Return why the server refuses a run's longest request, which guidellm does not tell."""
+    import httpx2
+
+    from diffray.cluster.cli.endpoint import complaint, json_of
+
+    path, body = longest_request(scenario)
+    try:
+        response = client.post(path, json=body)
+    except httpx2.TransportError:
+        return ""
+    ok = response.status_code == 200
+    return "" if ok else complaint(json_of(response), response.status_code)
+
+
+def named(
+    endpoint: "Endpoint", client: "httpx2.Client", model: str | None
+) -> tuple[str, int | None]:
+    """Return the model to ask, by default the first, and its context where the server tells it."""
+    from diffray.cluster.cli.endpoint import Refused
+
+    try:
+        contexts = {str(m["id"]): m.get("max_model_len") for m in endpoint.models(client)}
+    except Refused:
+        if model is None:
+            raise
+        return model, None
+    name = model or next(iter(contexts))
+    return name, contexts.get(name)
 
 
 @spread
@@ -169,17 +207,19 @@ def serve(
         httpx2.Client(**endpoint.options(timeout=60)) as client,
         TemporaryDirectory() as made,
     ):
-        model, folder = server.model or endpoint.first_model(client), Path(made)
+        model, context = named(endpoint, client, server.model)
+        folder = Path(made)
         report.planned = len(runs)
         report.facts |= {"server": endpoint.url, "model": model, "options": json.dumps(body)}
         if result.guidellm_dir is not None:
             result.guidellm_dir.mkdir(parents=True, exist_ok=True)
         for number, ((name, rows), rate, limit) in enumerate(runs):
-            scenario = write_data(folder, name, rows, data, server.tokenizer or model) | {
+            tokenizer = server.tokenizer or model
+            scenario = write_data(folder, name, rows, data, tokenizer, context) | {
                 "backend": backend(
                     name, data, body, target=endpoint.url, model=model, api_key=server.api_key
                 ),
-                "constraints": [{"kind": "max_requests", "count": data.num_prompts}],
+                "constraints": [{"kind": "max_requests", "count": len(rows) or data.num_random}],
                 "profile": profile(rate, limit),
                 "seed": {"kind": "static", "value": data.seed + number},
                 "metrics": {"kind": "generative", "slo": objectives},
@@ -191,7 +231,7 @@ def serve(
             run |= {"request_rate": "inf" if rate == inf else rate, "max_concurrency": limit}
             kept = result.guidellm_dir and result.guidellm_dir / f"run-{number + 1}"
             report.runs.append(run | measure(client, scenario, folder, kept))
-        if "diffusion_committed_tokens" not in report.runs[-1]:
+        if report.runs[-1]["completed"] and "diffusion_committed_tokens" not in report.runs[-1]:
             typer.echo("The server's /metrics have no counters of diffusion.")
     if not any(run["completed"] for run in report.runs):
         raise ValueError("no request succeeded")

@@ -1,9 +1,10 @@
 """The whole engine without a server: from prompts to text, offline or streamed."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Final, Self, Unpack
 from weakref import WeakValueDictionary, finalize
 
@@ -44,6 +45,8 @@ from diffray.workers.text import Messages, Tokenizer
 _SHUT_DOWN: Final = "this DiffusionLLM has been shut down; make a new one"
 
 Params = SamplingParams | Items[SamplingParams] | None
+# Whether to show tqdm's bar, or what to call for another one.
+Bar = bool | Callable[..., AbstractContextManager[Any]]
 
 
 class DiffusionLLM(Upkept):
@@ -142,7 +145,7 @@ class DiffusionLLM(Upkept):
         sampling_params: Params = None,
         *,
         images: Items[Items[Picture]] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: Bar = True,
         **options: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """Answer one prompt or many, in their order.
@@ -161,7 +164,7 @@ class DiffusionLLM(Upkept):
         suffixes: Prompt | Items[Prompt],
         sampling_params: Params = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: Bar = True,
         **options: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """Write the text between a prefix and a suffix, or between each of several.
@@ -182,7 +185,7 @@ class DiffusionLLM(Upkept):
         messages: str | Messages | Items[str | Messages],
         sampling_params: Params = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: Bar = True,
         **options: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """Answer one conversation or many, in the checkpoint's chat format.
@@ -200,7 +203,7 @@ class DiffusionLLM(Upkept):
         instruction: str = "",
         sampling_params: Params = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: Bar = True,
         **options: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """Fill in a JSON schema, or choose, for each record, on a pinned canvas.
@@ -260,14 +263,14 @@ class DiffusionLLM(Upkept):
     # Jobs: one engine request each, so several where n > 1.
 
     def _run(
-        self, given: list[Given], params: list[SamplingParams], use_tqdm: bool
+        self, given: list[Given], params: list[SamplingParams], use_tqdm: Bar
     ) -> list[RequestOutput]:
         # All requests are checked before any starts.
         checked = [self._maker.requests(*both) for both in zip(given, params, strict=True)]
         total = sum(map(len, checked))
         # Shown only for work that takes longer than a few seconds.
-        progress = tqdm(total=total, unit="seq", delay=3, disable=not use_tqdm)
-        with progress, self._running(checked) as jobs:
+        make = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=not use_tqdm)
+        with make(total=total, unit="seq", delay=3) as progress, self._running(checked) as jobs:
             outputs = [
                 RequestOutput(text, list(prompt), [jobs[each.uid].choice for each in requests])
                 for (text, prompt, *_), requests in zip(given, checked, strict=True)

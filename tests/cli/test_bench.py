@@ -1,11 +1,13 @@
 """The benchmarks count, time and print what they say; on toys, and once on the demo model."""
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tqdm import tqdm
 from typer.testing import CliRunner, Result
 
 from diffray import DiffusionLLM, SamplingParams
@@ -219,6 +221,30 @@ class TestOffline:
         for foreign in ("<script", "<link", "<img", "@import", "url(", "src="):
             assert foreign not in page
         assert "share" in page and "batch 3" in page
+
+    @pytest.mark.parametrize(
+        ("command", "requests"),
+        [
+            ("latency --batch-size 1,2 --num-iters 2 --num-iters-warmup 1", 3 * (2 + 1 + 2)),
+            ("throughput --num-prompts 3 --max-num-seqs 2", 3 + 2 + 2 * 2),
+            ("throughput --num-prompts 3 --max-num-seqs 1", 3 + 1 + 2 * 1),
+        ],
+    )
+    def test_progress_counts_every_request(
+        self, tiny: str, monkeypatch: pytest.MonkeyPatch, command: str, requests: int
+    ) -> None:
+        bars: list[Any] = []
+
+        class Shown(tqdm):  # type: ignore[misc]  # tqdm has no types
+            def __init__(self, **given: Any) -> None:
+                super().__init__(**given | {"disable": False, "file": StringIO()})
+                bars.append(self)
+
+        monkeypatch.setattr(offline, "tqdm", Shown)
+        flags = "--input-len 4 --output-len 4 --model"
+        assert bench(*command.split(), *flags.split(), tiny).exit_code == 0
+        (bar,) = bars
+        assert bar.n == bar.total == requests
 
     def test_throughput_by_task(self, tiny: str, tmp_path: Path) -> None:
         own = tmp_path / "own.jsonl"

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import typer
+from tqdm import tqdm
 
 from diffray.cluster.cli import flags
 from diffray.cluster.cli.bench.datasets import Data, random_ids, read_sets, tasks
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from diffray.cluster.cli.bench.datasets import Work
-    from diffray.cluster.control.llm import DiffusionLLM
+    from diffray.cluster.control.llm import Bar, DiffusionLLM
     from diffray.components.params import SamplingParams
     from diffray.workers.output import RequestOutput
 
 MOST_AT_ONCE = 64
+LOOKS = 2  # generations of `look_at`
 PERCENTS = (10, 25, 50, 75, 90, 99)
 SHORT_PROMPTS = Data(input_len=128)
 _NUMBERS = {
@@ -48,8 +49,8 @@ class Timing:
     batch_size: str = flag(
         "8", metavar="N[,N...]", help="Requests per batch; several make a sweep."
     )
-    num_iters_warmup: int = flag(10, min=0, help="Warm-up generations, not timed.")
-    num_iters: int = flag(30, min=1, help="Timed generations.")
+    num_iters_warmup: int = flag(2, min=0, help="Warm-up generations, not timed.")
+    num_iters: int = flag(10, min=1, help="Timed generations.")
 
 
 @record("Prompts")
@@ -67,7 +68,7 @@ def counted(output: "RequestOutput", eos_token_ids: Sequence[int], *, ignore_eos
     return next((place for place, id in enumerate(ids) if id in eos_token_ids), len(ids))
 
 
-def timed(llm: "DiffusionLLM", name: str, batches: "Sequence[Work]") -> Run:
+def timed(llm: "DiffusionLLM", name: str, batches: "Sequence[Work]", show: "Bar" = False) -> Run:
     """Generate batch after batch, and return the numbers of the run.
 
     Tokens are those before the first end token; the time includes the prompts. A forward that
@@ -80,7 +81,7 @@ def timed(llm: "DiffusionLLM", name: str, batches: "Sequence[Work]") -> Run:
     prompt_tokens, tokens, per_forward = 0, list[int](), list[float]()
     for prompts, params in batches:
         begin = time.perf_counter()
-        found = llm.generate(list(prompts), params, use_tqdm=False)
+        found = llm.generate(list(prompts), params, use_tqdm=show)
         latencies.append(time.perf_counter() - begin)
         for output, own in zip(found, params, strict=True):
             tokens.append(counted(output, engine.eos_token_ids, ignore_eos=own.ignore_eos))
@@ -106,16 +107,18 @@ def timed(llm: "DiffusionLLM", name: str, batches: "Sequence[Work]") -> Run:
     return run
 
 
-def look_at(llm: "DiffusionLLM", run: Run, work: "Work", bandwidth: float) -> Run:
+def look_at(
+    llm: "DiffusionLLM", run: Run, work: "Work", bandwidth: float, show: "Bar" = False
+) -> Run:
     """Repeat some of a run's work to add where the time goes and how many bytes steps read."""
     from diffray.cluster.cli.bench.phases import phases_of
     from diffray.cluster.cli.bench.roofline import reads_of
 
     prompts, params = work
     with phases_of(llm.engine) as phases:
-        llm.generate(list(prompts), params, use_tqdm=False)
+        llm.generate(list(prompts), params, use_tqdm=show)
     with reads_of(llm.engine) as reads:
-        llm.generate(list(prompts), params, use_tqdm=False)
+        llm.generate(list(prompts), params, use_tqdm=show)
     whole, steps = sum(phases.seconds.values()) or 1.0, max(phases.forwards, 1)
     return run | {
         "split_share": {phase: took / whole for phase, took in phases.seconds.items()},
@@ -176,6 +179,13 @@ def _span(values: Any) -> str:
 
 
 @contextmanager
+def _progress(requests: int) -> "Iterator[Bar]":
+    """Show the progress of all generations, on a terminal, with the time that is left."""
+    with tqdm(total=requests, unit="request", leave=False, disable=None) as bar:
+        yield lambda **_: nullcontext(bar)
+
+
+@contextmanager
 def _benchmark(
     title: str, what: str, result: Result, model: str, options: dict[str, Any]
 ) -> "Iterator[tuple[Report, DiffusionLLM, float]]":
@@ -217,18 +227,20 @@ def latency(
         prompts = random_ids(llm, max(sizes), lengths.input_len, lengths.seed)
         report.planned = len(sizes)
         report.facts |= facts_of(llm, model, params, {"a batch": (prompts, [params])})
-        for size in sizes:
-            work = prompts[:size], [params] * size
-            if timing.num_iters_warmup:
-                timed(llm, "", [work] * timing.num_iters_warmup)
-            run = timed(llm, f"batch {size}", [work] * timing.num_iters)
-            mean = fmean(run["latencies"])
-            shares = {str(each): percentile(run["latencies"], each) for each in PERCENTS}
-            typer.echo(f"{run['name']}\nAvg latency: {mean} seconds")
-            for percent, seconds in shares.items():
-                typer.echo(f"{percent}% percentile latency: {seconds} seconds")
-            more = {"batch_size": size, "avg_latency": mean, "percentiles": shares}
-            report.runs.append(look_at(llm, run, work, speed) | more)
+        repeats = timing.num_iters_warmup + timing.num_iters + LOOKS
+        with _progress(sum(sizes) * repeats) as show:
+            for size in sizes:
+                work = prompts[:size], [params] * size
+                if timing.num_iters_warmup:
+                    timed(llm, "", [work] * timing.num_iters_warmup, show)
+                run = timed(llm, f"batch {size}", [work] * timing.num_iters, show)
+                mean = fmean(run["latencies"])
+                shares = {str(each): percentile(run["latencies"], each) for each in PERCENTS}
+                tqdm.write(f"{run['name']}\nAvg latency: {mean} seconds")
+                for percent, seconds in shares.items():
+                    tqdm.write(f"{percent}% percentile latency: {seconds} seconds")
+                more = {"batch_size": size, "avg_latency": mean, "percentiles": shares}
+                report.runs.append(look_at(llm, run, work, speed, show) | more)
 
 
 @spread
@@ -257,19 +269,28 @@ def throughput(
         work = tasks(llm, data, sets, params, raw=raw)
         report.planned = len(work)
         report.facts |= {"max num seqs": str(at_once)} | facts_of(llm, model, params, work)
-        for task, (prompts, own) in work.items():
-            few = prompts[:at_once], own[:at_once]
-            timed(llm, "", [few])  # warm-up
-            one_by_one = [([prompt], [each]) for prompt, each in zip(prompts, own, strict=True)]
-            run = timed(llm, task, one_by_one if at_once == 1 else [(prompts, own)])
-            whole, rate = run["prompt_tokens"] + run["tokens"], run["requests"] / run["seconds"]
-            typer.echo(
-                f"{task}\nThroughput: {rate:.2f} requests/s, "
-                f"{whole / run['seconds']:.2f} total tokens/s, "
-                f"{run['tokens_per_second']:.2f} output tokens/s"
-            )
-            if run["sequence_rate"] is not None:
-                typer.echo(f"Mean of each sequence's tokens/s: {run['sequence_rate']:.2f}")
-            more = {"elapsed_time": run["seconds"], "num_requests": run["requests"]}
-            more |= {"total_num_tokens": whole, "requests_per_second": rate}
-            report.runs.append(look_at(llm, run, few, speed) | more)
+        sizes = [len(prompts) for prompts, _ in work.values()]
+        with _progress(sum(n + (1 + LOOKS) * min(n, at_once) for n in sizes)) as show:
+            for task, (prompts, own) in work.items():
+                few = prompts[:at_once], own[:at_once]
+                timed(llm, "", [few], show)  # warm-up
+                alone = [([prompt], [each]) for prompt, each in zip(prompts, own, strict=True)]
+                run = timed(llm, task, alone if at_once == 1 else [(prompts, own)], show)
+                tqdm.write(_rates(task, run))
+                rate = run["requests"] / run["seconds"]
+                more = {"elapsed_time": run["seconds"], "num_requests": run["requests"]}
+                more |= {"total_num_tokens": run["prompt_tokens"] + run["tokens"]}
+                more |= {"requests_per_second": rate}
+                report.runs.append(look_at(llm, run, few, speed, show) | more)
+
+
+def _rates(task: str, run: Run) -> str:
+    seconds = run["seconds"]
+    text = (
+        f"{task}\nThroughput: {run['requests'] / seconds:.2f} requests/s, "
+        f"{(run['prompt_tokens'] + run['tokens']) / seconds:.2f} total tokens/s, "
+        f"{run['tokens_per_second']:.2f} output tokens/s"
+    )
+    if run["sequence_rate"] is None:
+        return text
+    return f"{text}\nMean of each sequence's tokens/s: {run['sequence_rate']:.2f}"

@@ -73,6 +73,8 @@ class Sequence:
     length: int = field(init=False)
     num_blocks: int = field(init=False)  # blocks of the generation
     added_blocks: int = field(init=False)  # by which a growing canvas grows; all of another
+    index_in_canvas: int = field(init=False)  # the block's number among those added together ...
+    blocks_in_canvas: int = field(init=False)  # ... and how many these are
     causal_block: int = field(init=False)  # block length of final tokens' attention; 0: both ways
     guided: bool = field(init=False)
     transforms: tuple[RowTransform, ...] = field(init=False)  # of its rows' logits, in order
@@ -204,25 +206,6 @@ class Sequence:
         """The positions that have soft inputs: all, or only the block if each block resets them."""
         return (self.start, self.stop) if self.policy.iteration.renoises else (0, self.most_length)
 
-    @property
-    def steps_ahead(self) -> int:
-        """A cautious estimate of the steps that the current block still needs, at least 1.
-
-        Half of what its masks would take at the pace so far, of this block or overall, whichever is
-        faster: blocks speed up towards their end. Before a block's first step it is 1.
-        """
-        if self.step == 0 or self.measures or (self.pins is not None and self.params.logprobs):
-            return 1
-        # A step's result is known only after it, or decides the next step's window.
-        if self.policy.speculation is not None or self.policy.cache.follows_masks:
-            return 1
-        if self.policy.iteration.renoises:  # each step has its own temperature
-            return 1
-        masks = int(self.masked.sum())
-        here = self.stop - max(self.start, self.prompt_len) - masks
-        overall = (len(self.final) + here) / (self.steps_before + self.step)
-        return max(int(masks / (2 * max(here / self.step, overall, 1.0))), 1)
-
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Return the prompt and final tokens of [start, stop)."""
         given, written = self.prompt[start:stop], max(start - self.prompt_len, 0)
@@ -298,17 +281,6 @@ class Sequence:
             self.state = self.automaton.follow(self.state, ids)
 
     @property
-    def index_in_canvas(self) -> int:
-        """The current block's number among those that were added to the canvas together."""
-        return self.index % self.added_blocks
-
-    @property
-    def blocks_in_canvas(self) -> int:
-        """How many blocks were added to the canvas with the current one."""
-        last = -(-(self.blocks_stop - self.anchor) // self.policy.block_length)
-        return last - (self.index - self.index_in_canvas)
-
-    @property
     def in_last_block(self) -> bool:
         """Whether no block follows the current one; a canvas with an end token grows no further."""
         ended = self.end_id is not None and self.index_in_canvas + 1 == self.blocks_in_canvas
@@ -338,6 +310,8 @@ class Sequence:
         if added:
             self.blocks_stop = self._grown(self.index)
         self.length = self.blocks_stop + len(self.suffix)
+        before = self.index - self.index % self.added_blocks
+        self.blocks_in_canvas = -(-(self.blocks_stop - self.anchor) // block) - before
 
     def _enter_block(self, index: int) -> None:
         block = self.policy.block_length
@@ -346,6 +320,7 @@ class Sequence:
             self.pins.enter_block()
         if self.policy.canvas_length:
             self._end_canvas()
+        self.index_in_canvas = index % self.added_blocks
         self.start = self.anchor + index * block
         # If its first position is decided in advance, a block reads nothing before its start.
         decided = self.first_alone and not self.policy.decoder.edits

@@ -24,6 +24,7 @@ from diffray.workers.graphs import Graphs
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, R, Reply, Request, Round, Stats, Update
 from diffray.workers.outcome import Outcome
+from diffray.workers.pace import steps_ahead
 from diffray.workers.prefix_memory import prefix_stats
 from diffray.workers.report import merge, report
 from diffray.workers.slots import Slots
@@ -154,7 +155,7 @@ class Engine:
         filling = [s for s in begins if not self.filling.is_done(s)]
         denoising = [s for s in self.running if s not in filling] if filling else [*self.running]
         if steps > 1:
-            steps = min([steps, *(s.steps_ahead for s in denoising)])
+            steps = min([steps, *map(steps_ahead, denoising)])
         rounds = self._plan(denoising)
         try:
             for step in range(steps):

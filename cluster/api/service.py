@@ -44,7 +44,6 @@ from diffray.workers.output import Accepted, Followed, RequestOutput
 from diffray.workers.text import Tokenizer
 
 log = logging.getLogger(__name__)
-
 _MOST_LOGPROBS: Final = 2**18  # of one request: its answer is built and sent as a whole
 _draw_uid: Final = partial(secrets.randbits, 53)  # not counted: engines outlive this process
 _SOON_S: Final = 1.0  # for an engine to report its load
@@ -295,8 +294,8 @@ class Service:
                 refusal.param = body.structured[0]
             raise refusal from None
         answer = _ANSWERS[type(body)](model, body, choices, self._tokens)
-        for warning in answer.warnings:
-            log.info("%s: %s", answer.id, warning)
+        if answer.warnings:
+            log.info("%s: %s", answer.id, "; ".join(answer.warnings))
         return answer
 
     def _refuse_priority(self, priority: int) -> None:

@@ -68,7 +68,7 @@ def ask(
     at_once: int | None = None,
 ) -> Answers:
     """Answer the items greedily, in one batch or in batches of `at_once`."""
-    diffusion = {"block_length": 32, "cache": {"kind": cache}} | policy
+    diffusion = {"block_length": 32, "cache": {"kind": cache}, "canvas": "fixed"} | policy
     params = SamplingParams(max_tokens=max_tokens, temperature=0, diffusion=diffusion)
     size = at_once or len(items)
     begin = time.perf_counter()

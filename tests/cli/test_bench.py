@@ -139,7 +139,10 @@ def test_bytes_that_a_step_reads(llm: DiffusionLLM) -> None:
 
     def look(cache: str) -> Reads:
         params = SamplingParams(
-            max_tokens=32, ignore_eos=True, seed=0, diffusion={"cache": {"kind": cache}}
+            max_tokens=32,
+            ignore_eos=True,
+            seed=0,
+            diffusion={"cache": cache, "canvas": "fixed"},
         )
         with reads_of(llm.engine) as reads:
             llm.generate([list(range(1, 9))], params, use_tqdm=False)
@@ -166,7 +169,9 @@ class TestCounting:
 
     def test_a_run_counts_shared_forwards_once(self, tiny: str) -> None:
         params = SamplingParams(
-            max_tokens=16, ignore_eos=True, diffusion={"decoder": {"kind": "fixed", "steps": 16}}
+            max_tokens=16,
+            ignore_eos=True,
+            diffusion={"decoder": {"kind": "fixed", "steps": 16}, "canvas": "fixed"},
         )
         with DiffusionLLM(tiny) as llm:
             together = timed(llm, "", [([[1, 2], [3, 4]], [params] * 2)])
@@ -210,7 +215,7 @@ class TestCounters:
 class TestOffline:
     def test_latency(self, tiny: str, tmp_path: Path) -> None:
         flags = "--batch-size 1,3 --input-len 8 --output-len 12 --num-iters-warmup 1 --num-iters 2 "
-        flags += "--decoder fixed --set decoder.steps=6 --block-length 12"
+        flags += "--decoder fixed --set decoder.steps=6 --block-length 12 --set canvas=fixed"
         (one, three), page = measured("latency", tmp_path, "--model", tiny, *flags.split())
         assert (one["batch_size"], three["batch_size"]) == (1, 3)
         assert (one["tokens"], one["forwards"], one["tokens_per_forward"]) == (24, 12, 2)
@@ -246,6 +251,7 @@ class TestOffline:
         (bar,) = bars
         assert bar.n == bar.total == requests
 
+    @pytest.mark.slow
     def test_throughput_by_task(self, tiny: str, tmp_path: Path) -> None:
         own = tmp_path / "own.jsonl"
         tasks = zip("xyx", (4, 5, 6), strict=True)

@@ -153,7 +153,10 @@ def test_logprobs_and_rankings_are_those_of_a_forward_over_the_canvas_of_each_st
     llm: DiffusionLLM, temperature: float
 ) -> None:
     asked: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "logprobs": True, "seed": 4}
-    asked |= {"temperature": temperature, "diffusion": {"cache": {"kind": "none"}}}
+    asked |= {
+        "temperature": temperature,
+        "diffusion": {"cache": {"kind": "none"}, "canvas": "fixed"},
+    }
     choice = llm.generate([1, 2], **asked, top_logprobs=4)[0].outputs[0]
     assert choice.top_logprobs is not None and choice.logprobs is not None
     assert len(choice.logprobs) == len(choice.tokens) == len(choice.steps) == 24
@@ -244,7 +247,7 @@ def test_chat_uses_the_template_as_transformers_does(llm: DiffusionLLM) -> None:
 
 
 def test_options_apply_where_a_request_is_silent() -> None:
-    fixed = {"decoder": {"kind": "fixed", "steps": 3}, "block_length": 8}
+    fixed = {"decoder": {"kind": "fixed", "steps": 3}, "block_length": 8, "canvas": "fixed"}
     options = IDS | {"dtype": "half", "device": torch.device("cpu"), "kv_cache_memory": "1MiB"}
     with DiffusionLLM(str(LLADA), diffusion=fixed, **options) as llm:
         (quiet,) = llm.generate([1, 2], SHORT)

@@ -19,7 +19,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from diffray import SamplingParams
 from diffray.components.backend import Record, choose_recorder
 from diffray.components.mesh import Mesh
-from diffray.components.sequence import Sequence
 from diffray.kernels.acceptance import settle
 from diffray.kernels.choose import TORCH
 from diffray.workers import batch_plan
@@ -65,7 +64,7 @@ def test_ragged_and_padded_equals_run_as_it_is(
     """Together; and alone, with one kernel at the end of the steps that it can end."""
     policies = [p for p in policies if "iteration" not in p and "cfg_scale" not in p]
     requests = mixed_requests(policies)
-    monkeypatch.setattr(Sequence, "steps_ahead", 3)
+    monkeypatch.setattr("diffray.workers.engine.steps_ahead", lambda _: 3)
     expected = run(toy_engine(model), requests, steps=3)
     seen = replays(monkeypatch)
     assert run(with_graphs(toy_engine(model), SMALL), requests, steps=3) == expected

@@ -8,7 +8,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffray.components.params import SamplingParams
-from diffray.components.sequence import Sequence
 from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.messages import Request
 from tests.helpers.mixed_requests import BOTH, Policies
@@ -64,7 +63,9 @@ def test_no_step_but_the_first_waits(
         # Its second step asks for more positions, so it is planned like a first.
         if policy.get("iteration") != {"kind": "first_token"}
     ]
-    monkeypatch.setattr(Sequence, "steps_ahead", 4)  # else rounds would often have one step
+    monkeypatch.setattr(
+        "diffray.workers.engine.steps_ahead", lambda _: 4
+    )  # else rounds would often have one step
     expected = run(toy_engine(model), requests, steps=4)
     monkeypatch.setattr(BatchPlan, "denoise", watched(BatchPlan.denoise))
     assert run(toy_engine(model), requests, steps=4) == expected

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diffray.components.sequence import Sequence
 from diffray.kernels.formats import Format
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Resume, Update
@@ -233,7 +232,7 @@ def test_rows_that_are_done_early_in_a_round_wait(
     mixture: str, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round looks at results at every step, or only at its end."""
-    monkeypatch.setattr(Sequence, "steps_ahead", ahead)
+    monkeypatch.setattr("diffray.workers.engine.steps_ahead", lambda _: ahead)
     for story in ("long rounds", "interrupted"):
         actions, options = STORIES[story]
         Told(mixture, **options).tell(actions)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from diffray import SamplingParams
-from diffray.components.sequence import Sequence
 from diffray.kernels.acceptance import settle
 from diffray.kernels.choose import TORCH
 from diffray.workers.batch_state import BatchState
@@ -98,7 +97,7 @@ def test_the_usual_decoders_end_their_steps_in_one_kernel(
     model: ToyModel, policies: list[dict[str, Any]], steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Together, of several block lengths, joining and leaving at any time, and one by one."""
-    monkeypatch.setattr(Sequence, "steps_ahead", steps)
+    monkeypatch.setattr("diffray.workers.engine.steps_ahead", lambda _: steps)
     requests = requests_of(policies)
     expected = everything(toy_engine(model), requests, steps)
     engine = toy_engine(model)

@@ -36,7 +36,7 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...] | type]] = {
     "spaces_between_special_tokens": (True,),
     "speed": ("standard", "fast"),
     "stream_interval": (1,),
-    "thinking": dict,
+    "thinking": ({"type": "disabled"},),
     "truncation": ("disabled",),
     "use_beam_search": (False,),
     "verbosity": ("medium", "low", "high"),

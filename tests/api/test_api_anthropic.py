@@ -208,7 +208,7 @@ def test_json_on_request(http: httpx2.Client) -> None:
         ({"max_tokens": 0}, "max_tokens: "),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type: "),
         ({"tool_choice": {"type": "tool"}}, "tool_choice: .* needs a name"),
-        ({"thinking": "enabled"}, "thinking must be of the type object; leave it out"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking is not supported"),
         ({"output_config": {"effort": "extreme"}}, "output_config.effort: .*'xhigh'"),
         ({"thread": {"type": "create"}}, "send the whole conversation"),
         ({"stop": ["x"]}, "Unrecognized request argument supplied: stop"),

@@ -70,7 +70,7 @@ WRONG: dict[str, list[Any]] = {
     "prompt_logprobs": [0],
     "length_penalty": [True],
     "verbosity": ["loud"],
-    "thinking": [True],
+    "thinking": [{"type": "enabled"}],
     "reasoning_effort": [5],
     "functions": [[{}]],
     "best_of": [True, 3],

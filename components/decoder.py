@@ -23,6 +23,7 @@ class Decoder(PolicyPart, ABC):
     edits: ClassVar[bool] = False  # may replace tokens that are already written
     has_threshold: ClassVar[bool] = False  # honours `block.floor_B`
     whole_slots: ClassVar[bool] = False  # decides slots of pinned canvases by `proposal.value_BL`
+    counts_canvas: ClassVar[bool] = False  # its `steps` are those of the whole canvas
     measures: ClassVar[bool] = False  # reads `proposal.measures`, which needs stored logits
 
     kind: str  # subclasses have one value

@@ -128,7 +128,8 @@ class DiffusionParams(PolicyPart):
         "when these are denoised without an end token, so an answer does not depend on "
         "max_tokens. fixed: it sees max_tokens masks from the start, as in the originals; so it "
         "is before a suffix. pinned: the literals of a JSON schema stand on the canvas from the "
-        "start, and only its fields are denoised. Default: growing.",
+        "start, and only its fields are denoised. Default: growing, or fixed with a decoder whose "
+        "steps are those of the whole canvas.",
     )
     canvas_length: int | None = Field(
         None,
@@ -164,9 +165,14 @@ class DiffusionParams(PolicyPart):
     def over(self, default: "DiffusionParams") -> "DiffusionParams":
         """Return these parameters, with omitted ones taken from `default`.
 
-        A default decoder of pinned canvases is for those alone.
+        A default decoder of pinned canvases is for those alone, and so are a canvas and its length
+        for each other.
         """
         given = {name: getattr(self, name) for name in self.model_fields_set}
+        if self.canvas in ("fixed", "pinned"):
+            given.setdefault("canvas_length", None)
+        if self.canvas_length is not None:
+            given.setdefault("canvas", None)
         found = default.model_copy(update=given)
         if "decoder" in given or found.decoder is None or found.canvas == "pinned":
             return found
@@ -190,6 +196,7 @@ class Policy:
     cfg_scale: float
     speculation: Verify | None = None
     canvas_length: int = 0  # of a growing canvas; 0: it is as long as the answer may be
+    fixed: bool = False  # whether that was asked for
 
     @staticmethod
     def resolve(
@@ -238,7 +245,8 @@ class Policy:
             cache,
             params.cfg_scale,
             params.speculation,
-            0 if suffix else grown_by(params, spec),
+            0 if suffix else grown_by(params, decoder, spec),
+            fixed=params.canvas == "fixed" and not causal,
         )
         check_policy(policy)
         return policy
@@ -246,10 +254,12 @@ class Policy:
     def options(self) -> dict[str, object]:
         """Return the policy as a request would name it."""
         parts = {"iteration": self.iteration, "decoder": self.decoder, "cache": self.cache}
-        lengths = {"block_length": self.block_length}
+        about: dict[str, object] = {"block_length": self.block_length}
         if self.canvas_length:
-            lengths["canvas_length"] = self.canvas_length
-        return lengths | {name: part.model_dump(exclude_none=True) for name, part in parts.items()}
+            about["canvas_length"] = self.canvas_length
+        if self.fixed:
+            about["canvas"] = "fixed"
+        return about | {name: part.model_dump(exclude_none=True) for name, part in parts.items()}
 
 
 def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:

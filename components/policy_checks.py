@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 LONGEST_REMEMBERED: Final = 512  # positions of a block; memory and time grow with its square
 
 
-def grown_by(params: "DiffusionParams", spec: ModelSpec) -> int:
+def grown_by(params: "DiffusionParams", decoder: Decoder, spec: ModelSpec) -> int:
     """Return the masks of a growing canvas; 0 if it does not grow."""
     if params.canvas_length is None:
-        return spec.canvas_length if params.canvas in ("growing", None) else 0
+        by_default = params.canvas is None and not decoder.counts_canvas
+        return spec.canvas_length if params.canvas == "growing" or by_default else 0
     if spec.block_causal:
         raise InvalidField(
             "canvas_length does not fit this model: its attention is block-causal, so a block "

@@ -130,7 +130,8 @@ def check(request: Request, limits: Limits) -> Sequence:
         check_renoising(sequence)
     if request.grammar:
         _check_grammar(sequence)
-    needed = max(sequence.most_length, sequence.limit)
+    grows = sequence.policy.canvas_length > 0
+    needed = max(sequence.most_length, sequence.limit) if grows else sequence.length
     if needed > limits.context:
         suffix = f", suffix ({len(request.suffix)})" if request.suffix else ""
         raise InvalidField(
@@ -212,7 +213,7 @@ def _canvas(request: Request, limits: Limits) -> Canvas | None:
         ("no_repeat_ngram_size", params.no_repeat_ngram_size, "no_repeat_ngram_size does"),
     ):
         if given:
-            raise InvalidField(f"{what} not go with diffusion.canvas 'pinned'; leave it out", name)
+            raise InvalidField(f"{what} not go with diffusion.canvas 'pinned'; use another", name)
     return Canvas.from_bytes(request.grammar, _banned(request, limits, limits.eos_token_ids))
 
 

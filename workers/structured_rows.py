@@ -59,11 +59,14 @@ class StructuredPart(NamedTuple):
         draw: Draw | None,
     ) -> "StructuredPart":
         """Return a block's part of an answer, padded to `length` positions."""
-        assert sequence.automaton is not None
+        automaton = sequence.automaton
+        assert automaton is not None
         at_L = sequence.start + torch.arange(length)
-        stop = min(sequence.stop, sequence.limit)
+        # A text that may be cut anywhere need not end within a growing canvas's max_tokens.
+        cut = sequence.policy.canvas_length > 0 and not automaton.distance_Q.any()
+        stop = sequence.stop if cut else min(sequence.stop, sequence.limit)
         return StructuredPart(
-            sequence.automaton,
+            automaton,
             rows_N,
             offsets_N,
             number * length + torch.arange(length),

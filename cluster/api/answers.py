@@ -38,7 +38,7 @@ class Answer(ABC):
         self.id = f"{self.id_prefix}-{body.request_id or uuid4().hex}"
         self._created = int(time.time())
         self._begun: set[int] = set()  # indices of choices with an opening chunk
-        self.warnings = list(self._lowered())
+        self.warnings = self._untold = list(self._lowered())
 
     def whole(self) -> Json:
         """Return the answer when all choices are complete."""
@@ -107,18 +107,25 @@ class Answer(ABC):
             "model": self.model,
             "system_fingerprint": f"diffray-{diffray.__version__}",
             "choices": choices,
-            **({"warnings": self.warnings} if self.warnings else {}),
+            **self._told(),
         }
 
+    def _told(self) -> Json:
+        """Return the warnings, if there are any: once, with what is sent first."""
+        told, self._untold = self._untold, []
+        return {"warnings": told} if told else {}
+
     def _lowered(self) -> Iterator[str]:
-        """Yield a sentence if the context has no room for as many tokens as were asked for."""
+        """Yield a sentence for each prompt after which fewer tokens fit than were asked for."""
         wanted = self.body.wanted_tokens or 0
-        for choice in self.choices[:1]:
+        first = [choice for choice in self.choices if choice.output.index == 0]  # of each prompt
+        for number, choice in enumerate(first):
             taken, left = len(choice.prompt.ids), choice.checked.max_tokens
             if wanted > left:
+                which = f"prompt {number}" if len(first) > 1 else "the prompt"
                 yield (
-                    f"max_tokens is lowered from {wanted} to {left}: the prompt has {taken} "
-                    f"tokens, and the context {taken + left}"
+                    f"max_tokens is lowered from {wanted} to {left}: {which} has {taken} tokens, "
+                    f"and the context {taken + left}"
                 )
 
     def _chunk(self, *choices: Json) -> Json:

@@ -44,7 +44,7 @@ def with_warnings(answer: Json, warnings: list[str]) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class WithWarnings:
-    """A service whose answers and chunks have these warnings besides their own."""
+    """A service whose answers, or their first chunks, have these warnings besides their own."""
 
     service: Answering
     warnings: list[str]
@@ -54,5 +54,7 @@ class WithWarnings:
 
     async def stream(self, kind: type[GenerationBody], given: object) -> AsyncGenerator[Json, None]:
         async with aclosing(self.service.stream(kind, given)) as chunks:
+            warnings = self.warnings
             async for chunk in chunks:
-                yield with_warnings(chunk, self.warnings)
+                yield with_warnings(chunk, warnings)
+                warnings = []

@@ -66,29 +66,35 @@ class ParamsBuilder:
         """Return a body's diffusion parameters, completed by the server's defaults."""
         return body.diffusion.over(self.diffusion)
 
-    def context(self, diffusion: DiffusionParams) -> int:
-        """Return the maximum canvas length: whole blocks with block-causal attention.
+    def room(self, diffusion: DiffusionParams, taken: int) -> int:
+        """Return the most tokens after `taken` positions: up to whole blocks if block-causal.
 
         A pinned canvas need not be whole blocks.
         """
-        limits = self.limits
-        positions = limits.positions(guided=diffusion.cfg_scale > 0)
-        if limits.spec.block_causal and diffusion.canvas != "pinned":
-            positions -= positions % (diffusion.block_length or limits.spec.block_length)
-        return positions
+        spec, block = self.limits.spec, diffusion.block_length or self.limits.spec.block_length
+        room = self.limits.positions(guided=diffusion.cfg_scale > 0) - taken
+        if spec.block_causal and diffusion.canvas != "pinned":
+            room -= (room + (0 if spec.encodes else taken)) % block  # blocks start there, or at 0
+        return room
+
+    def _may_lower(self, body: GenerationBody, diffusion: DiffusionParams) -> bool:
+        """Whether an answer may have fewer tokens than were asked for: not if it would differ."""
+        fixed = diffusion.canvas == "fixed" or bool(getattr(body, "suffix", None))
+        return not body.is_strict and not fixed
 
     def _max_tokens(
         self, body: GenerationBody, taken: int, diffusion: DiffusionParams, grammar: bytes
     ) -> int:
-        context, wanted = self.context(diffusion), body.wanted_tokens
+        wanted, room = body.wanted_tokens, self.room(diffusion, taken)
+        context = taken + room
         if wanted is None and diffusion.canvas == "pinned" and grammar:
             wanted = len(Canvas.from_bytes(grammar).cells)
         elif wanted is None:
             default = self.defaults.max_tokens or body.default_tokens
-            wanted = max(min(default, max(context - taken, 1)), body.min_tokens)
-        if taken + wanted > context > taken and not body.is_strict and diffusion.slots is None:
-            return context - taken
-        if taken + wanted > context:
+            wanted = max(min(default, max(room, 1)), body.min_tokens)
+        if wanted > room >= max(body.min_tokens, 1) and self._may_lower(body, diffusion):
+            return room
+        if wanted > room:
             raise too_long(
                 context,
                 f"you requested {taken + wanted} tokens ({taken} in the prompt, {wanted} in the "

@@ -295,7 +295,7 @@ class Service:
             raise refusal from None
         answer = _ANSWERS[type(body)](model, body, choices, self._tokens)
         if answer.warnings:
-            log.info("%s: %s", answer.id, "; ".join(answer.warnings))
+            log.warning("%s: %s", answer.id, "; ".join(answer.warnings))
         return answer
 
     def _refuse_priority(self, priority: int) -> None:

@@ -1,6 +1,6 @@
 """Fast-dLLM's rule for Dream without a cache: a threshold, under a budget that grows."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,11 +17,13 @@ class BudgetThreshold(Decoder):
 
     After n steps, at most n of `steps` equal parts of the block may be final: the next step may
     use what one step leaves. The most confident mask always becomes final, so a block may take
-    more steps. `steps` counts the whole generation and is spread evenly over its blocks.
+    more steps. `steps` counts the whole canvas and is spread evenly over its blocks.
     """
 
+    counts_canvas: ClassVar[bool] = True
+
     kind: Literal["budget_threshold"] = "budget_threshold"
-    steps: int = Field(64, ge=1, description="Steps of the whole generation.")
+    steps: int = Field(64, ge=1, description="Steps of the whole canvas.")
     threshold: float = Field(0.9, ge=0, le=1, description="The least confidence to accept.")
 
     def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":

@@ -1,6 +1,6 @@
 """A fixed number of denoising steps, as in LLaDA's own sampler."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ class Fixed(Decoder):
     `steps` counts the whole canvas and is spread evenly over its blocks. A step accepts the
     most confident positions, or with `remasking: random` positions drawn at random.
     """
+
+    counts_canvas: ClassVar[bool] = True
 
     kind: Literal["fixed"] = "fixed"
     steps: int = Field(

@@ -1,6 +1,6 @@
 """Dream's `origin`: positions become final in random order, each at its own time."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,11 +17,13 @@ class Origin(Decoder):
 
     A mask therefore remains at time s with probability s: one number is drawn for each position,
     and steps at which no position would become final are skipped. `steps` counts the whole
-    generation and is spread evenly over its blocks.
+    canvas and is spread evenly over its blocks.
     """
 
+    counts_canvas: ClassVar[bool] = True
+
     kind: Literal["origin"] = "origin"
-    steps: int = Field(64, ge=1, description="Steps of the whole generation.")
+    steps: int = Field(64, ge=1, description="Steps of the whole canvas.")
     eps: float = Field(1e-3, ge=0, le=1, description="The time at which the schedule ends.")
 
     def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":

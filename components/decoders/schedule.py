@@ -21,6 +21,7 @@ class Schedule(Decoder):
     the least entropy. `steps` is spread evenly over blocks; idle steps are skipped.
     """
 
+    counts_canvas: ClassVar[bool] = True
     measures: ClassVar[bool] = True
 
     kind: Literal["schedule"] = "schedule"

@@ -263,6 +263,12 @@ def test_a_chat_gets_what_is_left_of_the_context(block_causal: bool, room: int) 
     assert (error.value.code, error.value.param) == ("context_length_exceeded", "messages")
 
 
+def test_blocks_after_the_prompt_are_whole() -> None:
+    spec = replace(LIMITS.spec, block_causal=True, encodes=True, block_length=32)
+    body = parse(ChatBody, HELLO | {"max_tokens": 500})
+    assert builder(replace(LIMITS, spec=spec, context=200)).params(body, 30).max_tokens == 160
+
+
 def test_a_default_length_fits_the_context() -> None:
     made = builder(replace(LIMITS, context=100), max_tokens=90)
     for body in (parse(ChatBody, HELLO), parse(CompletionBody, IDS)):
@@ -272,7 +278,7 @@ def test_a_default_length_fits_the_context() -> None:
 def test_guidance_halves_the_pages() -> None:
     made = builder(replace(LIMITS, num_pages=10, page_size=8))
     plain, guided = (DiffusionParams(cfg_scale=scale) for scale in (0, 1))
-    assert (made.context(plain), made.context(guided)) == (80, 40)
+    assert (made.room(plain, 0), made.room(guided, 0)) == (80, 40)
 
 
 def test_generation_config_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

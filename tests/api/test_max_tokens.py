@@ -1,7 +1,6 @@
 """max_tokens is a limit: it changes no answer that is shorter, and a chat may ask for too many."""
 
 import json
-import logging
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -60,7 +59,6 @@ def test_answers_are_equal_for_every_limit(fixture: str, request: pytest.Fixture
 def test_what_the_context_has_no_room_for_is_lowered_and_said(
     path: str, demo_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "diffray.cluster.api.service")
     answer = post(demo_url, path, 16384)
     (told,) = answer.json()["warnings"]
     assert told == answer.headers[HEADER] and told in caplog.text
@@ -72,6 +70,7 @@ def test_what_the_context_has_no_room_for_is_lowered_and_said(
     events = [line.removeprefix("data: ") for line in stream.text.splitlines() if "data: {" in line]
     first = json.loads(events[0])
     assert (first.get("message") or first.get("response") or first)["warnings"] == [told]
+    assert path != CHAT or not any("warnings" in event for event in events[1:])
 
 
 def test_it_is_refused_on_request_and_in_completions(demo_url: str) -> None:
@@ -81,8 +80,13 @@ def test_it_is_refused_on_request_and_in_completions(demo_url: str) -> None:
     body = {"prompt": "def add(a, b):", "max_tokens": 16384}
     refused = httpx2.post(f"{demo_url}/v1/completions", json=body)
     assert refused.status_code == 400
-    lowered = httpx2.post(f"{demo_url}/v1/completions", json=body | {"strict_max_tokens": False})
-    assert lowered.json()["warnings"]
+    fixed = post(demo_url, CHAT, 16384, diffusion={"canvas": "fixed"})
+    assert fixed.status_code == 400  # a shorter canvas would have another answer
+    more = {"strict_max_tokens": False, "prompt": [[60, 61], [60] * 500], "max_tokens": 1000}
+    lowered = httpx2.post(f"{demo_url}/v1/completions", json=body | more).json()
+    assert lowered["warnings"] == [
+        "max_tokens is lowered from 1000 to 524: prompt 1 has 500 tokens, and the context 1024"
+    ]
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(demo_url: str) -> None:

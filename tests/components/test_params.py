@@ -139,6 +139,23 @@ def test_a_default_decoder_of_pinned_canvases_is_for_those_alone() -> None:
     assert DiffusionParams(canvas="growing").over(on).decoder is None
 
 
+def test_a_default_canvas_and_its_length_give_way_to_each_other() -> None:
+    fixed: dict[str, Any] = {"canvas": "fixed"}
+    longer: dict[str, Any] = {"canvas_length": 64}
+    for given, default in ((fixed, longer), (longer, fixed)):
+        params = DiffusionParams(**given).over(DiffusionParams(**default))
+        policy = Policy.resolve(params, replace(toy_spec(), canvas_length=32))
+        assert policy.canvas_length == given.get("canvas_length", 0)
+
+
+def test_a_canvas_grows_unless_steps_are_counted_over_all_of_it() -> None:
+    spec = replace(toy_spec(), canvas_length=32)
+    every: list[dict[str, Any]] = [{}, {"decoder": "fixed"}]
+    every.append({"decoder": "fixed", "canvas": "growing"})
+    found = [Policy.resolve(DiffusionParams(**given), spec).canvas_length for given in every]
+    assert found == [32, 0, 32]
+
+
 def test_a_decoder_that_remembers_takes_no_endless_block() -> None:
     """What one request may cost is bounded: credit grows with the square of the block."""
     params = DiffusionParams(decoder={"kind": "credit"}, block_length=512)  # type: ignore[arg-type]

@@ -27,11 +27,29 @@ def growing(policy: dict[str, Any], length: int = CANVAS) -> dict[str, Any]:
     return policy | {"canvas": "growing", "canvas_length": length}
 
 
-@pytest.mark.parametrize("policy", MIXED, ids=lambda policy: policy["decoder"]["kind"])
+PENALIZED: dict[str, Any] = {"temperature": 0.7, "seed": 5, "frequency_penalty": 0.4}
+WITHOUT_WORDS: dict[str, Any] = {"bad_token_sequences": ((7, 8), (3, 4, 5), (20, 21))}
+PLAIN: list[dict[str, Any]] = [
+    {"decoder": {"kind": "lopa", "threshold": 0.6}},
+    {"decoder": {"kind": "sequential"}},
+    {"decoder": {"kind": "threshold"}, "speculation": {"kind": "verify", "drafts": 2}},
+    {"iteration": {"kind": "blockwise", "early_stop": False}},
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "more"),
+    [
+        *((policy, PENALIZED) for policy in MIXED),
+        *((policy, WITHOUT_WORDS) for policy in MIXED[:2]),
+        *((policy, {}) for policy in PLAIN),
+    ],
+)
 @pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
-def test_a_lower_limit_only_cuts_the_answer(model: ToyModel, policy: dict[str, Any]) -> None:
-    params: dict[str, Any] = {"diffusion": growing(policy), "temperature": 0.7, "seed": 5}
-    params |= {"frequency_penalty": 0.4, "ignore_eos": True}
+def test_a_lower_limit_only_cuts_the_answer(
+    model: ToyModel, policy: dict[str, Any], more: dict[str, Any]
+) -> None:
+    params: dict[str, Any] = {"diffusion": growing(policy), "ignore_eos": True} | more
     longest = generated(model, prompt_of(13), max_tokens=90, **params)
     assert len(longest) == 90
     for limit in (1, 10, 23, 25, 49, 89):

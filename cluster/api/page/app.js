@@ -10,7 +10,7 @@ import { call } from "./stream.js";
 const GAP = "[gap]";
 const SAMPLING = ["max_tokens", "temperature", "seed", "top_p"];
 const FIRST = ["decoder", "cache", "block_length"]; // shown before the other fields of diffusion
-const TOKENS = 96; // initially; the server's own limit would make a long canvas
+const TOKENS = 96; // initially
 const POLICIES = [{}, { decoder: { kind: "fixed", steps: 32 } }]; // of the panes, initially
 
 const $ = (id) => document.getElementById(id);

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Items
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffray.components.backend import rows_at_a_time
 from diffray.components.grammar.automata import Automata
@@ -148,8 +149,12 @@ class Logits:
         """Return the largest logits of some rows and their ids, best first."""
         here = min(count, self.values_RV.shape[1])
         parts = [self.values_RV[part].topk(here) for part in rows]  # slices: nothing is copied
-        values_WQK = self.mesh.all_gather(torch.cat([part.values for part in parts]))
-        ids_WQK = self.mesh.all_gather(torch.cat([part.indices for part in parts]) + self.start)
+        values_QK = torch.cat([part.values for part in parts])
+        ids_QK = torch.cat([part.indices for part in parts]) + self.start
+        if self.mesh.size > 1:  # ranks may have slices of different sizes
+            values_QK = pad(values_QK, (0, count - here), value=-torch.inf)
+            ids_QK = pad(ids_QK, (0, count - here))
+        values_WQK, ids_WQK = self.mesh.all_gather(values_QK), self.mesh.all_gather(ids_QK)
         values_QK, ids_QK = (
             values_WQK.transpose(0, 1).flatten(1),
             ids_WQK.transpose(0, 1).flatten(1),

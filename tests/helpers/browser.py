@@ -158,7 +158,7 @@ def _tab(file: Path, process: "subprocess.Popen[bytes]") -> str:
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         assert process.poll() is None, "Chromium ended"
-        with suppress(OSError, ValueError, StopIteration, ConnectionClosed):
+        with suppress(OSError, ValueError, IndexError, StopIteration, ConnectionClosed):
             port = int(file.read_text().splitlines()[0])
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
                 tabs = json.load(answer)

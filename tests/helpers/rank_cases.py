@@ -103,7 +103,6 @@ class Found:
     tokens: dict[int, list[int]]  # by request
     steps: dict[int, list[int]]
     logprobs: dict[int, list[float]]  # of the tokens and of the most probable ones
-    tops: dict[int, list[int]]  # the most probable tokens
     agreed: bool  # whether the ranks' canvases were equal after every round
     cached: int = 0  # tokens of prompts that were there
 
@@ -133,15 +132,13 @@ def run_case(mesh: Mesh, case: Case) -> Found:
     for request in requests:
         engine.add(request)
     none: dict[int, list[Any]] = {request.uid: [] for request in requests}
-    tokens, steps, logprobs, tops = (deepcopy(none) for _ in range(4))
-    found = Found(logits_TV, tokens, steps, logprobs, tops, True)
+    found = Found(logits_TV, deepcopy(none), deepcopy(none), deepcopy(none), True)
     while not engine.idle:
         for update in engine.step(2):
             found.tokens[update.uid] += update.ids
             found.steps[update.uid] += update.steps
             found.logprobs[update.uid] += update.logprobs
             for top in update.top_logprobs:
-                found.tops[update.uid] += [token for token, _ in top]
                 found.logprobs[update.uid] += [value for _, value in top]
             if update.finish_reason:
                 found = replace(found, cached=found.cached + update.cached_tokens)

@@ -87,9 +87,9 @@ def test_a_stock_client_gets_the_answers_of_this_process(
         assert "".join(part.delta.content or "" for part in parts) == choice.text
         assert parts[-1].finish_reason == ours.finish_reason == choice.finish_reason
         assert ours.logprobs is not None and ours.logprobs.content is not None
-        entries, own = ours.logprobs.content, choice.logprobs or []  # these with the end token
+        entries, every = ours.logprobs.content, choice.logprobs or []  # these with the end token
         assert "".join(entry.token for entry in entries) == choice.text
-        assert [e.logprob for e in entries] == pytest.approx(own[: len(entries)], abs=1e-6)
+        assert [e.logprob for e in entries] == pytest.approx(every[: len(entries)], abs=1e-6)
         assert all(len(entry.top_logprobs) == 2 for entry in entries)
     text = free.outputs[0].text
     assert (stopped.choices[0].text, stopped.choices[0].finish_reason) == (

@@ -280,7 +280,6 @@ def keep_freed_memory() -> None:
     the next step. That takes a third of the time of a forward of a thousand tokens. Other C
     libraries are left unchanged.
     """
-    return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, 256 << 20)

@@ -35,7 +35,7 @@ MOST_EDGES: Final = 2**18
 _KEPT: Final = 1024
 _KEPT_ON_DISK: Final = 256
 
-_MADE: Final = 3  # the compiler's version; files of other versions are not read from disk
+_MADE: Final = 4  # the compiler's version; files of other versions are not read from disk
 
 _PRINTABLE: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
 

@@ -122,7 +122,7 @@ def test_every_variant_equals_the_reference_in_bfloat16(
     x, w31, w2, ids, weights = narrow(args, torch.float32)
     expected = reference(x, w31, w2, ids, weights)
     for out in run_variants(EXPERTS.variants(*args, None), *args):
-        assert float((out.float() - expected).norm() / expected.norm()) < 0.004
+        assert float((out.float() - expected).norm() / expected.norm()) < 0.006  # three roundings
 
 
 def in_bytes(w: Tensor, name: str) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,8 @@ def main() -> None:
     facts = source_facts() | device_facts()
     report = {"facts": facts, "capability": args.capability, "kernels": made}
     args.out.write_text(json.dumps(report, indent=1) + "\n")
-    if too_large := [row for row in made if not fits(row)]:
+    too_large = [row for row in made if not fits(row)]
+    if too_large and args.variant is None:  # a variant may spill: trials show what it costs
         raise SystemExit(f"{len(too_large)} of {len(made)} do not fit, first {too_large[0]}")
 
 

@@ -169,6 +169,7 @@ def user(*parts: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts]}]
 
 
+@pytest.mark.slow
 def test_all_ways_to_show_an_image_give_one_answer(
     served: Served, elsewhere: str, tmp_path: Path
 ) -> None:

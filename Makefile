@@ -5,7 +5,6 @@ TORCH  ?= torch==2.13.0
 BIN    := $(VENV)/bin
 BASE   := $(VENV)/.runs
 STAMP  := $(VENV)/.installed
-CLIENTS := $(VENV)/clients/.installed
 LENT   := $(VENV)/lent/.installed
 # pip compiles nothing (--no-compile): that would double its time, and Python compiles what it imports. Python must
 # keep the result, or each of Ray's processes would compile all of torch again.
@@ -57,9 +56,9 @@ test-long: $(STAMP)
 test-ci: $(STAMP)
 	$(call CHECKED,--core --shard=$(SHARD) --turn=$(TURN) --since=$(SINCE) --deadline=$(DEADLINE))
 
-# The agent libraries need older packages than the rest; an environment on top of that of the tests holds these.
-test-clients: $(CLIENTS)
-	TESTS_REQUIRE=clients $(VENV)/clients/bin/python -m pytest -m long tests/api/test_agent_clients.py
+# Stock clients against a server, each in an environment of its own; writes build/clients.md.
+test-clients: $(STAMP)
+	TESTS_REQUIRE="clients npm node" $(BIN)/pytest -m long tests/api/test_clients.py
 
 check: $(STAMP)
 	$(BIN)/ruff check
@@ -129,14 +128,6 @@ $(BASE): pyproject.toml
 # The tests of the kernels need Triton, which torch's CPU build does not include.
 $(STAMP): $(BASE)
 	$(PIP) --editable '.[dev,triton]'
-	@touch $@
-
-$(CLIENTS): $(STAMP)
-	$(BIN)/python -m venv --without-pip $(VENV)/clients
-	@here='import site; print(site.getsitepackages()[0])'; \
-	echo "import site; site.addsitedir('$$($(BIN)/python -c "$$here")')" \
-		> "$$($(VENV)/clients/bin/python -c "$$here")/tests.pth"
-	$(subst $(BIN)/,$(VENV)/clients/bin/,$(PIP)) --editable '.[clients]'
 	@touch $@
 
 # pydantic is not installed there: its wheels travel with the tree.

@@ -43,6 +43,7 @@ from diffray.workers.setup import build_engine
 from diffray.workers.text import Messages, Tokenizer
 
 _SHUT_DOWN: Final = "this DiffusionLLM has been shut down; make a new one"
+_STOPPED: Final = "KeyboardInterrupt: the call was stopped; the model takes the next one"
 
 Params = SamplingParams | Items[SamplingParams] | None
 # Whether to show tqdm's bar, or what to call for another one.
@@ -294,6 +295,10 @@ class DiffusionLLM(Upkept):
                     jobs[checked.uid] = self._jobs[checked.uid] = job
                     self.client.submit(checked)
             yield jobs
+        except KeyboardInterrupt as interrupt:
+            # IPython, so also a notebook, shows this line instead of a traceback.
+            interrupt._render_traceback_ = lambda: [_STOPPED]  # type: ignore[attr-defined]
+            raise
         finally:
             for uid in jobs:
                 self._jobs.pop(uid, None)

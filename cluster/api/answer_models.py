@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 
 class Answered(BaseModel):
@@ -231,6 +231,10 @@ class ChatChunk(Envelope):
     )
 
 
+class ChatEvent(RootModel[ChatChunk | Refusal]):
+    """The data of an event of a stream: a chunk, or the error that ends it."""
+
+
 class Completion(Envelope):
     """A whole answer."""
 
@@ -249,6 +253,10 @@ class CompletionChunk(Envelope):
     diffusion: View | Effort | None = Field(
         None, description="With include_canvas a canvas; with include_usage the effort, at the end."
     )
+
+
+class CompletionEvent(RootModel[CompletionChunk | Refusal]):
+    """The data of an event of a stream: a chunk, or the error that ends it."""
 
 
 class Accepts(Answered):

@@ -293,9 +293,7 @@ class Model(Answered):
     policies: Policies | None = Field(description="Advice for its family; null while it starts.")
     description: str | None = Field(description="What a demo model is and knows.")
     examples: list[str] = Field(description="Prompts to try.")
-    accepts: Accepts | None = Field(
-        description="The parts of policies that it accepts; null while it starts."
-    )
+    accepts: Accepts | None = Field(description="What policies may hold; null while it starts.")
 
 
 class ModelList(Answered):

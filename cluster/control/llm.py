@@ -1,11 +1,10 @@
 """The whole engine without a server: from prompts to text, offline or streamed."""
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final, Self, Unpack
 from weakref import WeakValueDictionary, finalize
 
@@ -43,23 +42,12 @@ from diffray.workers.prompts import (
 from diffray.workers.setup import build_engine
 from diffray.workers.text import Messages, Tokenizer
 
-log = logging.getLogger(__name__)
-
 _SHUT_DOWN: Final = "this DiffusionLLM has been shut down; make a new one"
 _STOPPED: Final = "KeyboardInterrupt: the call was stopped; the model takes the next one"
 
 Params = SamplingParams | Items[SamplingParams] | None
 # Whether to show tqdm's bar, or what to call for another one.
 Bar = bool | Callable[..., AbstractContextManager[Any]]
-
-
-@cache
-def _say_that_there_is_a_template() -> None:
-    """Say it once in this process."""
-    log.warning(
-        "generate continues a text as it is, without this model's chat template; for questions use "
-        "chat, which applies it"
-    )
 
 
 class DiffusionLLM(Upkept):
@@ -170,10 +158,6 @@ class DiffusionLLM(Upkept):
         """
         several = as_list(prompts)
         params = as_params("generate", sampling_params, options, len(several))
-        if self.tokenizer is not None and any(
-            isinstance(each, str) and self.tokenizer.lacks_template(each) for each in several
-        ):
-            _say_that_there_is_a_template()
         return self._run(self._reader.prompts(several, images), params, use_tqdm)
 
     def infill(

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from diffray import DiffusionLLM, RequestOutput, SamplingParams
-from diffray.cluster.control import llm as llm_module
 from diffray.components.sequence import Sequence
+from diffray.workers.given import say_that_there_is_a_template
 from tests.helpers.byte_tokenizer import byte_tokenizer
 from tests.helpers.living import living, only_new
 from tests.helpers.paths import GOLDEN
@@ -230,14 +230,13 @@ def test_generate_says_once_that_a_chat_model_has_a_template(
     llm: DiffusionLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not of ids, nor of a text with the template's tokens, nor without a template."""
-    say = llm_module._say_that_there_is_a_template
-    say.cache_clear()
+    say_that_there_is_a_template.cache_clear()
     llm.generate("[hi]<|end|>", SHORT)
     llm.generate([5, 6], SHORT)
     with monkeypatch.context() as patch:
         patch.setattr(llm.get_tokenizer(), "chat_template", None)
         llm.generate("hi", SHORT)
-    assert say.cache_info().currsize == 0
+    assert say_that_there_is_a_template.cache_info().currsize == 0
     for _ in range(2):
         llm.generate("hi", SHORT)
     assert caplog.text.count("for questions use chat") == 1

@@ -9,6 +9,7 @@ from diffray.components.config import InvalidField
 
 INTEGER: Final = "-?(?:0|[1-9][0-9]*)"
 NUMBER: Final = rf"{INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+_MOST_DECIMALS: Final = 30  # of a bound: each is another level of the expression
 
 
 def integers(path: str, schema: Mapping[str, Any]) -> str:
@@ -26,6 +27,9 @@ def numbers(path: str, schema: Mapping[str, Any]) -> str:
     low, high = _limits(path, schema)
     if low is None and high is None:
         return NUMBER
+    for bound in (low, high):
+        if bound is not None and len(_digits(bound[0])[1]) > _MOST_DECIMALS:
+            raise _refused(path, f"the bound {bound[0]} has over {_MOST_DECIMALS} decimals")
     parts = _from_zero(low, high)
     parts += [f"-{part}" for part in _from_zero(_negated(high), _negated(low))]
     if not parts:
@@ -68,7 +72,7 @@ def _decimals(
 ) -> str | None:
     """Return the expression of a number's further decimals, if any, between those of its bounds.
 
-    A bound that earlier digits keep is None. The result is None if no decimals are within bounds.
+    A bound is None if earlier digits keep it, whatever follows. The result is None if none do.
     """
     may_end = (low is None or (not low and not excluded[0])) and (
         high is None or bool(high) or not excluded[1]

@@ -105,6 +105,8 @@ def test_a_recursive_schema_ends() -> None:
         ({"json": {"type": "string", "pattern": "(?=a)b"}}, "assert"),
         ({"json": "{"}, "not JSON"),
         ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "no integer"),
+        ({"json": {"type": "number", "minimum": 1e-31}}, "the bound 1E-31 has over 30 decimals"),
+        ({"json": {"type": "number", "minimum": float("nan")}}, "the bound nan is not a number"),
         ({"json": DEEP}, "json: .*at most 100 nested"),
         ({"json": json.dumps(SHALLOW)}, "json: .*at most 100 nested"),
         ({"json": '{"items":' * 2000 + "1" + "}" * 2000}, "not JSON|at most 100 nested"),

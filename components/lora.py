@@ -25,6 +25,7 @@ _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "layer_replication": (None, []),
     "target_parameters": (None, []),
     "alora_invocation_tokens": (None, []),
+    "arrow_config": (None,),  # a router over adapters
     "use_qalora": (False, None),
     # Other values change the base model's weights.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
@@ -56,7 +57,7 @@ class PeftConfig:
         for field, allowed in _ONLY.items():
             if config.get(field) not in allowed:
                 raise ValueError(
-                    f"{path / CONFIG}: {field} is {config[field]!r}, which is not supported; "
+                    f"{path / CONFIG}: {field} is {config[field]!r:.99}, which is not supported; "
                     f"train the adapter with {allowed[0]!r}"
                 )
         for field in ("r", "lora_alpha"):

@@ -1,7 +1,9 @@
 """Turns prompts and conversations into the token ids before and after the text to generate."""
 
+import logging
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from diffray.components.image import Image, Sight
@@ -15,6 +17,8 @@ from diffray.workers.prompts import (
     pictures_of,
 )
 from diffray.workers.text import Messages, Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 class Given(NamedTuple):
@@ -51,7 +55,10 @@ class Reader:
     def prompts(
         self, prompts: Items[str | tuple[int, ...]], images: Items[Items[Picture]] | None
     ) -> list[Given]:
-        """Return several prompts, and the images of each if there are any."""
+        """Return the prompts of `generate`, and the images of each if there are any."""
+        texts = [each for each in prompts if isinstance(each, str)]
+        if texts and any(map(self.tokenizer.lacks_template, texts)):
+            say_that_there_is_a_template()
         shown = [()] * len(prompts) if images is None else images
         if len(shown) != len(prompts):
             raise ValueError(f"images for {len(shown)} prompts, but there are {len(prompts)}")
@@ -86,3 +93,12 @@ class Reader:
 
     def _encode(self, part: str | tuple[int, ...], special: bool) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(part, special)) if isinstance(part, str) else part
+
+
+@cache
+def say_that_there_is_a_template() -> None:
+    """Say it once in this process."""
+    log.warning(
+        "generate continues a text as it is, without this model's chat template; for questions use "
+        "chat, which applies it"
+    )

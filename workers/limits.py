@@ -29,10 +29,12 @@ class Limits:
         return min(self.context, pages * self.page_size)
 
     def footprint(self, sequence: "Sequence") -> Footprint:
+        policy = sequence.policy
         return Footprint(
             pages=self.pages(sequence, sequence.kv_stop),
             most=self.pages(sequence, sequence.most_length),
             block=sequence.causal_block if self._may_share(sequence) else 0,
+            step=sequence.added_blocks * policy.block_length if policy.canvas_length else 1,
         )
 
     def _may_share(self, sequence: "Sequence") -> bool:

@@ -181,6 +181,7 @@ class Footprint(NamedTuple):
     pages: int  # that its first block needs
     most: int = 0  # that its last block needs
     block: int = 0  # block length if it may share a prefix; 0 if not
+    step: int = 1  # the tokens after which it needs more
 
 
 @dataclass(slots=True)

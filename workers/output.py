@@ -122,7 +122,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A request that has passed its checks, with the number of blocks of each choice."""
+    """A request that has passed its checks, with the most blocks that each choice may have."""
 
     prompt_tokens: int
     num_blocks: list[int]

@@ -53,6 +53,11 @@ class Tokenizer:
         """The most characters that one token can stand for."""
         return max(len(token) for token in self.fast.get_vocab())
 
+    def lacks_template(self, text: str) -> bool:
+        """Whether there is a chat template, and the text has no token such as templates write."""
+        added = self.fast.added_tokens_decoder.values()
+        return bool(self.fast.chat_template) and not any(str(each) in text for each in added)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text; the mask token's own spelling becomes ordinary tokens."""
         if not self._mask or self._mask not in text:

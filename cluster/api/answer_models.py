@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 
 class Answered(BaseModel):
@@ -231,6 +231,10 @@ class ChatChunk(Envelope):
     )
 
 
+class ChatEvent(RootModel[ChatChunk | Refusal]):
+    """The data of an event of a stream: a chunk, or the error that ends it."""
+
+
 class Completion(Envelope):
     """A whole answer."""
 
@@ -249,6 +253,10 @@ class CompletionChunk(Envelope):
     diffusion: View | Effort | None = Field(
         None, description="With include_canvas a canvas; with include_usage the effort, at the end."
     )
+
+
+class CompletionEvent(RootModel[CompletionChunk | Refusal]):
+    """The data of an event of a stream: a chunk, or the error that ends it."""
 
 
 class Accepts(Answered):
@@ -285,9 +293,7 @@ class Model(Answered):
     policies: Policies | None = Field(description="Advice for its family; null while it starts.")
     description: str | None = Field(description="What a demo model is and knows.")
     examples: list[str] = Field(description="Prompts to try.")
-    accepts: Accepts | None = Field(
-        description="The parts of policies that it accepts; null while it starts."
-    )
+    accepts: Accepts | None = Field(description="What policies may hold; null while it starts.")
 
 
 class ModelList(Answered):

@@ -257,14 +257,14 @@ _STREAM: Final = _chunks(
 _COUNTED: Final = [chunk | {"usage": _USAGE} for chunk in _STREAM[1:]]
 ANSWERS: Final[dict[type[BaseModel], Json | str]] = {
     answers.ChatCompletion: _ANSWER,
-    answers.ChatChunk: _sent(_STREAM),
+    answers.ChatEvent: _sent(_STREAM),
     answers.Completion: _TEXT
     | {
         "choices": [{"index": 0, "text": " return a + b", **_END}],
         "usage": _USAGE,
         "diffusion": _EFFORT,
     },
-    answers.CompletionChunk: _sent(
+    answers.CompletionEvent: _sent(
         _chunks(
             _TEXT,
             _VIEW,

@@ -69,7 +69,7 @@ class Dialect(ABC):
             self.id = chunk["id"].removeprefix(_PREFIX)
             self.model, self.created = chunk["model"], chunk["created"]
             if "warnings" in chunk:
-                self.about["warnings"] = chunk["warnings"]
+                self.about["warnings"] = [self._renamed(told) for told in chunk["warnings"]]
             yield from self._opening()
         about = chunk.get("diffusion", {})
         if "canvas" in about:
@@ -78,6 +78,11 @@ class Dialect(ABC):
             self.about["diffusion"] = about
         for choice in chunk["choices"]:
             yield from self._choice(choice)
+
+    def _renamed(self, told: str) -> str:
+        """Return a warning with the client's name of the field that it begins with, if any."""
+        name, space, rest = told.partition(" ")
+        return self.names.get(name, name) + space + rest
 
     @abstractmethod
     def last_events(self) -> Iterator[Json]:

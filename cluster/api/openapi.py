@@ -79,14 +79,14 @@ ABOUT: Final[dict[str, About]] = {
         "Answer a conversation",
         f"OpenAI's chat completions. {_STREAM}",
         answers.ChatCompletion,
-        answers.ChatChunk,
+        answers.ChatEvent,
     ),
     "/v1/completions": About(
         _ANSWERS,
         "Continue a text, or fill a gap",
         f"OpenAI's completions; with `suffix`, the text between prompt and suffix. {_STREAM}",
         answers.Completion,
-        answers.CompletionChunk,
+        answers.CompletionEvent,
     ),
     "/v1/responses": About(
         _ANSWERS,

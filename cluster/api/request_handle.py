@@ -30,7 +30,7 @@ class Status:
 
     phase: Phase
     block: int = 0  # the one being denoised, counted from 1; 0 if there is none
-    num_blocks: int = 0
+    num_blocks: int = 0  # that max_tokens has room for; a growing canvas may end before
 
     def __str__(self) -> str:
         if self.phase != Phase.DENOISING:

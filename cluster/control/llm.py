@@ -43,6 +43,7 @@ from diffray.workers.setup import build_engine
 from diffray.workers.text import Messages, Tokenizer
 
 _SHUT_DOWN: Final = "this DiffusionLLM has been shut down; make a new one"
+_STOPPED: Final = "KeyboardInterrupt: the call was stopped; the model takes the next one"
 
 Params = SamplingParams | Items[SamplingParams] | None
 # Whether to show tqdm's bar, or what to call for another one.
@@ -152,7 +153,8 @@ class DiffusionLLM(Upkept):
 
         A prompt is a text, a list or tensor of token ids, or what a tokenizer returns.
         `sampling_params` is one for all prompts or one for each; or give its fields as keywords.
-        `images` holds the images of each prompt, for models that take some.
+        `images` holds the images of each prompt, for models that take some. Texts are continued as
+        they are: questions to a chat model belong to `chat`.
         """
         several = as_list(prompts)
         params = as_params("generate", sampling_params, options, len(several))
@@ -294,6 +296,10 @@ class DiffusionLLM(Upkept):
                     jobs[checked.uid] = self._jobs[checked.uid] = job
                     self.client.submit(checked)
             yield jobs
+        except KeyboardInterrupt as interrupt:
+            # IPython, so also a notebook, shows this line instead of a traceback.
+            interrupt._render_traceback_ = lambda: [_STOPPED]  # type: ignore[attr-defined]
+            raise
         finally:
             for uid in jobs:
                 self._jobs.pop(uid, None)

@@ -69,9 +69,10 @@ class QueuedRequest:
     @property
     def needs(self) -> int:
         """The pages that its admission is expected to take; more if it resumes late in its text."""
-        pages, most, _ = self.footprint
+        pages, most, _, step = self.footprint
         growth = max(most - pages, 0)
-        return pages + -(-growth * len(self.ids) // self.request.max_tokens)
+        steps = max(-(-self.request.max_tokens // step) - 1, 1)  # of its growth
+        return pages + min(growth, -(-growth * (len(self.ids) // step) // steps))
 
     def follow(self, update: Update) -> None:
         self.ended = update.finish_reason is not None

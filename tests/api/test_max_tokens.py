@@ -61,8 +61,10 @@ def test_what_the_context_has_no_room_for_is_lowered_and_said(
 ) -> None:
     answer = post(demo_url, path, 16384)
     (told,) = answer.json()["warnings"]
-    assert told == answer.headers[HEADER] and told in caplog.text
-    assert "lowered from 16384 to 10" in told and "and the context 1024" in told
+    field = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    assert told == answer.headers[HEADER] and told.removeprefix(field) in caplog.text
+    assert told.startswith(f"{field} is lowered from 16384 to 10")
+    assert "and the context 1024" in told
     with_room = post(demo_url, path, 900)
     assert "warnings" not in with_room.json() and HEADER not in with_room.headers
     stream = post(demo_url, path, 16384, stream=True)

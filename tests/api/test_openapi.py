@@ -214,11 +214,12 @@ def test_answers_have_the_fields_that_are_described(
         check(document, path.replace("/demo", "/{name}"), demo.get(path))
 
 
-@pytest.mark.parametrize("path", [RESPOND, MESSAGES])
+@pytest.mark.parametrize("path", [*ASKED, CHAT])
 def test_the_error_that_ends_a_stream_is_described(
     document: dict[str, Any], breaking_url: str, path: str
 ) -> None:
-    answer = httpx2.post(breaking_url + path, json=ASKED[path] | {"stream": True})
+    asked = ASKED.get(path, CONVERSATION)
+    answer = httpx2.post(breaking_url + path, json=asked | {"stream": True})
     assert bug().message in answer.text
     check(document, path, answer)
     with pytest.raises(ValidationError):

@@ -3,6 +3,8 @@
 import json
 import random
 import re
+from decimal import Decimal
+from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.compile import compile_regex
+from diffray.components.grammar.json_numbers import numbers
 from diffray.components.grammar.json_schema import _ANNOTATIONS, _HONOURED
 from diffray.components.grammar.json_strings import FORMATS
 from diffray.components.grammar.structured import StructuredOutputs
@@ -102,6 +105,8 @@ def test_a_recursive_schema_ends() -> None:
         ({"json": {"type": "string", "pattern": "(?=a)b"}}, "assert"),
         ({"json": "{"}, "not JSON"),
         ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "no integer"),
+        ({"json": {"type": "number", "minimum": 1e-31}}, "the bound 1E-31 has over 30 decimals"),
+        ({"json": {"type": "number", "minimum": float("nan")}}, "the bound nan is not a number"),
         ({"json": DEEP}, "json: .*at most 100 nested"),
         ({"json": json.dumps(SHALLOW)}, "json: .*at most 100 nested"),
         ({"json": '{"items":' * 2000 + "1" + "}" * 2000}, "not JSON|at most 100 nested"),
@@ -171,3 +176,30 @@ def test_these_are_all_texts(given: dict[str, Any], texts: set[str]) -> None:
     """Also where one begins with another."""
     automaton, draw = automaton_of(**given), random.Random(5)
     assert {random_text(automaton, draw, 8) for _ in range(600)} == texts
+
+
+def test_numbers_within_bounds_are_those_of_the_expression() -> None:
+    """Near the bounds and elsewhere, by exact arithmetic, whether bounds are whole or not."""
+    draw, tests = random.Random(3), {"minimum": ge, "maximum": le}
+    tests |= {"exclusiveMinimum": gt, "exclusiveMaximum": lt}
+    for _ in range(500):
+        bounds = {
+            key: draw.choice(
+                [draw.randint(-12, 12), round(draw.uniform(-3, 3), draw.randint(0, 3))]
+            )
+            for key in draw.sample([*tests], draw.randint(1, 3))
+        }
+        exact = {key: Decimal(str(bound)) for key, bound in bounds.items()}
+        steps = [at * Decimal(10) ** -places for at in (-1, 0, 1) for places in range(5)]
+        texts = [f"{bound + step:f}" for bound in exact.values() for step in steps]
+        texts += ["-0", "0.00", *(f"{draw.uniform(-15, 15):.2f}" for _ in range(30))]
+        valid = {
+            text: all(tests[key](Decimal(text), bound) for key, bound in exact.items())
+            for text in texts
+        }
+        try:
+            pattern = re.compile(numbers("x", bounds))
+        except InvalidField as error:
+            assert "no number is within" in str(error) and not any(valid.values())
+        else:
+            assert {text: pattern.fullmatch(text) is not None for text in texts} == valid, bounds

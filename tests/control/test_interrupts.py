@@ -111,6 +111,8 @@ def test_a_stream_goes_on_after_another_call_was_interrupted(
         patch.setattr(llm.engine, step, once)
         llm.generate(PROMPTS[1], long)
     assert [each.name for each in stopped.traceback][1:] == ["generate", "_run", "_advance"]
+    (line,) = stopped.value._render_traceback_()  # type: ignore[attr-defined]  # IPython's name
+    assert line.startswith("KeyboardInterrupt: ")
     assert not in_round or ended[0].params.max_tokens == 24
     found += [token for delta in stream for token in delta.token_ids]
     assert found == alone

@@ -291,6 +291,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"target_modules": "("}, r"target_modules: '\('"),
     ({"target_modules": 3}, "target_modules: 3"),
     ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is"),
+    ({"arrow_config": {"top_k": 2}}, "arrow_config is {'top_k': 2}, which is not supported"),
     ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which is not supported"),
 ]
 

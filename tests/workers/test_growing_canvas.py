@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from diffray.cluster.control.queued_request import QueuedRequest
 from diffray.components.config import InvalidField
 from diffray.components.params import SamplingParams
+from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
 from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, MIXED, SHIFTED
 from tests.helpers.toy import (
@@ -103,6 +105,21 @@ def test_pages_and_slots_are_those_of_the_canvas_so_far() -> None:
     assert len(engine.running) == 2 and engine.kv.num_free == 25 - 2 * 10
     rest = run(engine, [])
     assert [len(ids) for ids in rest.values()] == [51 - 32] * 2 and engine.preemptions == 0
+
+
+@pytest.mark.parametrize("limit", [1, 20, 24, 25, 90, 96])
+def test_a_resumed_request_is_expected_to_take_the_pages_of_its_canvas(limit: int) -> None:
+    params = SamplingParams(max_tokens=limit, diffusion=growing({"block_length": 8}))
+    limits = toy_engine(BIDIRECTIONAL, page_size=1, num_pages=600).limits
+    checked = check_request(Request(0, prompt_of(10), params), limits)
+    sequence = checked.new_sequence()
+    while True:
+        ids = sequence.final[:limit]
+        queued = QueuedRequest(checked, checked.footprint, 0, None, 0, ids=ids)
+        assert queued.needs == limits.pages(sequence, sequence.kv_stop)
+        if sequence.in_last_block:
+            break
+        sequence.finish_block([5] * 8)
 
 
 def test_a_watched_canvas_shows_what_has_been_added() -> None:

@@ -30,10 +30,7 @@ CALLED: dict[str, Any] = ASKED | {"tools": TOOLS, "tool_choice": {"type": "any"}
 SMALL_BLOCKS = {"diffusion": {"block_length": 8}}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "now", "input": {"zone": "UTC"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1"}
-IMAGE = {
-    "type": "image",
-    "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"},
-}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 FILE = {"type": "image", "source": {"type": "file", "file_id": "f"}}
 
 
@@ -82,14 +79,10 @@ def test_an_answer_is_the_chats(http: httpx2.Client) -> None:
         assert made.pop("id").startswith("msg_")
         usage = made.pop("usage")
         assert made == {
-            "type": "message",
-            "role": "assistant",
-            "model": "demo",
+            "type": "message", "role": "assistant", "model": "demo",
             "content": [{"type": "text", "text": chat["choices"][0]["message"]["content"]}],
-            "stop_reason": "end_turn",
-            "stop_sequence": None,
-            "diffusion": chat["diffusion"],
-        }
+            "stop_reason": "end_turn", "stop_sequence": None, "diffusion": chat["diffusion"],
+        }  # fmt: skip
         cached = usage["cache_read_input_tokens"]
         assert usage["input_tokens"] + cached == chat["usage"]["prompt_tokens"]
         assert usage["output_tokens"] == chat["usage"]["completion_tokens"]

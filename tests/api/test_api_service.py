@@ -183,15 +183,10 @@ def test_metrics_divide_the_time_of_a_choice(monkeypatch: pytest.MonkeyPatch) ->
     text = asyncio.run(serving.prometheus()).decode()
     sums = dict(re.findall(r"^diffray:(\w+)_seconds_sum{.*} (\S+)", text, re.M))
     assert {name: float(value) for name, value in sums.items()} == {
-        "request_queue_time": 2.0,
-        "request_prefill_time": 3.0,
-        "request_decode_time": 1.0,
-        "request_inference_time": 4.0,
-        "e2e_request_latency": 6.0,
-        "time_to_first_token": 5.0,
-        "inter_token_latency": 1.0,
-        "request_time_per_output_token": 0.5,
-    }
+        "request_queue_time": 2.0, "request_prefill_time": 3.0, "request_decode_time": 1.0,
+        "request_inference_time": 4.0, "e2e_request_latency": 6.0, "time_to_first_token": 5.0,
+        "inter_token_latency": 1.0, "request_time_per_output_token": 0.5,
+    }  # fmt: skip
 
 
 def test_leaving_a_stream_cancels_its_requests() -> None:

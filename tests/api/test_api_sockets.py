@@ -23,12 +23,9 @@ from tests.helpers.api_server import Served, serve
 PATH = "/v1/completions"
 HEAD = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 LONG: dict[str, Any] = {
-    "prompt": "abc",
-    "n": 2,
-    "max_tokens": 180,
-    "ignore_eos": True,
+    "prompt": "abc", "n": 2, "max_tokens": 180, "ignore_eos": True,
     "diffusion": {"block_length": 8, "decoder": {"kind": "fixed", "steps": 8}},
-}
+}  # fmt: skip
 RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: close with a reset instead of a goodbye
 
 

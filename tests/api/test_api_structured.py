@@ -194,9 +194,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 
 
 @pytest.mark.slow
-def test_hostile_schemas_are_refused_soon_and_others_answered_beside_them(
-    demo: Service,
-) -> None:
+def test_hostile_schemas_are_refused_soon_and_others_answered_beside_them(demo: Service) -> None:
     """Several compile at once, each for 2 s of a core at most; a busy machine takes longer."""
 
     async def ask() -> None:

@@ -180,13 +180,9 @@ def test_examples_for_a_trainer_are_answered_as_described(
 
 
 EVERYTHING = {
-    "logprobs": True,
-    "top_logprobs": 2,
-    "n": 2,
-    "return_token_ids": True,
-    "return_trajectory": True,
-    "max_tokens": 8,
-}
+    "logprobs": True, "top_logprobs": 2, "n": 2, "return_token_ids": True,
+    "return_trajectory": True, "max_tokens": 8,
+}  # fmt: skip
 
 
 @pytest.mark.slow

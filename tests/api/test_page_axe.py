@@ -15,16 +15,7 @@ from diffray.components.checkpoints.demos import examples
 from tests.helpers.api_server import serve
 from tests.helpers.browser import Browser, chromium
 from tests.helpers.needed import npm
-from tests.helpers.page import (
-    COMPLETE,
-    FAILED,
-    FINAL,
-    PLAYED,
-    ask,
-    intercept,
-    opened,
-    watch_slowly,
-)
+from tests.helpers.page import COMPLETE, FAILED, FINAL, PLAYED, ask, intercept, opened, watch_slowly
 
 pytestmark = pytest.mark.long
 

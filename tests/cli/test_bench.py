@@ -139,10 +139,7 @@ def test_bytes_that_a_step_reads(llm: DiffusionLLM) -> None:
 
     def look(cache: str) -> Reads:
         params = SamplingParams(
-            max_tokens=32,
-            ignore_eos=True,
-            seed=0,
-            diffusion={"cache": cache, "canvas": "fixed"},
+            max_tokens=32, ignore_eos=True, seed=0, diffusion={"cache": cache, "canvas": "fixed"}
         )
         with reads_of(llm.engine) as reads:
             llm.generate([list(range(1, 9))], params, use_tqdm=False)

@@ -49,10 +49,7 @@ class Terminal(io.StringIO):
 
 
 def piped(
-    text: str,
-    respond: Callable[[Asked], Answer] = answer,
-    succeeds: bool = True,
-    **options: Any,
+    text: str, respond: Callable[[Asked], Answer] = answer, succeeds: bool = True, **options: Any
 ) -> tuple[str, FakeEndpoint]:
     """Chat without a terminal; return what was written, and the server."""
     out = io.StringIO()

@@ -14,17 +14,8 @@ from tests.helpers.screen import Cell, Screen
 
 MASK = "\N{LIGHT SHADE}"
 WORDS = [
-    "The",
-    " quick",
-    " brown",
-    " f",
-    "ox",
-    " jumps",
-    ".\n\n",
-    "    in",
-    "dented",
-    " \u5b57\u5b57",
-]
+    "The", " quick", " brown", " f", "ox", " jumps", ".\n\n", "    in", "dented", " \u5b57\u5b57",
+]  # fmt: skip
 WORDS += [" cafe\u0301", "\tand", " a", "-very-" * 20, " end", ".", "<|end|>"]
 
 

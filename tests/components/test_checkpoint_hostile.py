@@ -198,14 +198,11 @@ def test_added_tokens_that_are_none_are_named(
 @pytest.mark.parametrize(
     ("family", "key", "value"),
     [
-        ("llada", "n_layers", 10**9),
-        ("llada", "d_model", 10**30),
-        ("llada", "rope_theta", float("inf")),
-        ("llada_moe", "num_experts", 10**9),
-        ("llada2_moe", "vocab_size", 2**62),
-        ("llada2_moe", "partial_rotary_factor", 1e29),
+        ("llada", "n_layers", 10**9), ("llada", "d_model", 10**30),
+        ("llada", "rope_theta", float("inf")), ("llada_moe", "num_experts", 10**9),
+        ("llada2_moe", "vocab_size", 2**62), ("llada2_moe", "partial_rotary_factor", 1e29),
     ],
-)
+)  # fmt: skip
 def test_sizes_of_no_model_are_refused_before_one_is_built(
     tmp_path: Path, family: str, key: str, value: float
 ) -> None:
@@ -283,13 +280,10 @@ def test_pickles_are_not_executed(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        {1: torch.zeros(2)},
-        {"a": [torch.zeros(2)]},
-        {"a": torch.zeros(2).to_sparse()},
-        {"a": torch.zeros(2, device="meta")},
-        torch.zeros(2),
+        {1: torch.zeros(2)}, {"a": [torch.zeros(2)]}, {"a": torch.zeros(2).to_sparse()},
+        {"a": torch.zeros(2, device="meta")}, torch.zeros(2),
     ],
-)
+)  # fmt: skip
 def test_a_state_dict_holds_plain_tensors_by_name(tmp_path: Path, state: object) -> None:
     torch.save(state, tmp_path / "pytorch_model.bin")
     refused(lambda: open_weights(tmp_path), "pytorch_model.bin", "save it as safetensors")

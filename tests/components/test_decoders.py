@@ -235,24 +235,13 @@ def test_origin_decides_each_position_at_a_time_of_its_own() -> None:
 @pytest.mark.parametrize(
     "decoder",
     [
-        Threshold(),
-        Threshold(steps_per_block=5),
-        Fixed(),
-        Hierarchy(),
-        Factor(),
-        Credit(),
-        Edit(),
-        Edit(preset="quality", steps_per_block=5),
-        Schedule(order="probability"),
-        Schedule(order="margin"),
-        Schedule(order="entropy"),
-        Origin(steps=5),
-        BudgetThreshold(steps=3, threshold=0.5),
-        EntropyBound(gamma=0.7),
-        Lopa(threshold=0.8),
+        Threshold(), Threshold(steps_per_block=5), Fixed(), Hierarchy(), Factor(), Credit(), Edit(),
+        Edit(preset="quality", steps_per_block=5), Schedule(order="probability"),
+        Schedule(order="margin"), Schedule(order="entropy"), Origin(steps=5),
+        BudgetThreshold(steps=3, threshold=0.5), EntropyBound(gamma=0.7), Lopa(threshold=0.8),
     ],
     ids=lambda d: d.kind,
-)
+)  # fmt: skip
 def test_rows_do_not_depend_on_each_other(decoder: Decoder) -> None:
     draw = torch.Generator().manual_seed(1)
     confidence = torch.rand(5, 12, generator=draw, dtype=torch.float64)

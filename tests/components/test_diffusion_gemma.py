@@ -249,8 +249,7 @@ def test_generation_config_has_the_sampler_s_defaults(tmp_path: Path) -> None:
     folder = recommending(tmp_path, given)
     wanted = Policy.resolve(
         DiffusionParams(
-            iteration=Renoise(max_steps=7, t_max=0.9, stability=0),
-            decoder=EntropyBound(gamma=0.25),
+            iteration=Renoise(max_steps=7, t_max=0.9, stability=0), decoder=EntropyBound(gamma=0.25)
         ),
         loaded().spec,
     )

@@ -15,14 +15,7 @@ from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model, rank_counts
 from tests.helpers.paths import GOLDEN
 from tests.helpers.threads import over_ranks
-from tests.helpers.tiny_checkpoints import (
-    IDS,
-    LLADA,
-    LLADA_MOE,
-    full_forward,
-    random_weights,
-    save,
-)
+from tests.helpers.tiny_checkpoints import IDS, LLADA, LLADA_MOE, full_forward, random_weights, save
 
 CAUSAL = ["llada2_moe", "fast_dllm_v2", "sdar", "sdar_moe"]
 DENSE = ["llada", "dream", "fast_dllm_v2", "sdar"]

@@ -20,11 +20,7 @@ IMPORTED = ["diffray.workers.setup", "tests.helpers.rank_cases"]
 
 
 def on_ranks(
-    size: int,
-    work: Callable[[Mesh], T],
-    *,
-    timeout: float = 60.0,
-    listen_to: int | None = None,
+    size: int, work: Callable[[Mesh], T], *, timeout: float = 60.0, listen_to: int | None = None
 ) -> list[T]:
     """Return what `work` returned on each rank, or on the first few that are listened to.
 

@@ -29,11 +29,8 @@ _OTHERS: list[dict[str, Any]] = [
     {"kind": "factor"},
 ]
 _OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"min_tokens": 5},
-    {"logit_bias": {3: 2.0}},
-    {"allowed_token_ids": range(20)},
-]
+    {}, {"min_tokens": 5}, {"logit_bias": {3: 2.0}}, {"allowed_token_ids": range(20)},
+]  # fmt: skip
 
 
 def draw_requests(count: int, seed: int, *, causal: bool, shifted: bool) -> list[Request]:

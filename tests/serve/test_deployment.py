@@ -36,10 +36,7 @@ class TestPlacement:
                 config(engine_kwargs=TWO, placement_group_config={"bundle_per_worker": HALF}),
                 [HALF, HALF],
             ),
-            (
-                config(engine_kwargs=TWO, placement_group_config={"bundles": LISTED}),
-                LISTED,
-            ),
+            (config(engine_kwargs=TWO, placement_group_config={"bundles": LISTED}), LISTED),
         ],
     )
     def test_one_bundle_for_the_replica_and_one_for_each_rank(

@@ -74,11 +74,7 @@ def command(body: str, *before: str, same: float = 1.0) -> Iterator[Command]:
     """Run a server whose work is `body`; a signal is the same for so many seconds."""
     arguments = [*before, sys.executable, "-c", SERVER.format(body=body, same=same)]
     with subprocess.Popen(
-        arguments,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdin is not None
         words = process.stdout.readline().split() + process.stdout.readline().split()

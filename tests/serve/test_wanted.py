@@ -11,12 +11,7 @@ from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.serve.wanted import EveryReplica, Record, Wanted
 from diffray.components.checkpoints.update import check_folder
 from diffray.workers.adapters import LoadedAdapters
-from diffray.workers.trainer_orders import (
-    JoinTrainer,
-    Received,
-    ReceiveWeights,
-    TrainerOrder,
-)
+from diffray.workers.trainer_orders import JoinTrainer, Received, ReceiveWeights, TrainerOrder
 from tests.helpers.adapters import Story
 from tests.helpers.recorder import Recorder
 from tests.helpers.tiny import tiny_checkpoint

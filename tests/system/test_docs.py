@@ -202,18 +202,11 @@ def test_example_model_loads_and_writes(tmp_path: Path, monkeypatch: pytest.Monk
     names = run_blocks(ROOT / "docs/add-a-model.md", "unused")
     monkeypatch.setitem(ARCHITECTURES, "SmallForDiffusion", names["build_small"])
     config = {
-        "architectures": ["SmallForDiffusion"],
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 64,
-        "max_position_embeddings": 256,
-        "rope_theta": 10000.0,
-        "mask_token_id": 62,
-        "eos_token_id": 63,
-    }
+        "architectures": ["SmallForDiffusion"], "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 64, "max_position_embeddings": 256, "rope_theta": 10000.0,
+        "mask_token_id": 62, "eos_token_id": 63,
+    }  # fmt: skip
     torch.manual_seed(0)
     parts = names["build_small"](config, Mesh(), torch.float32).parts(set())
     weights = {name: torch.randn(part.shape) * 0.3 for name, part in parts.items()}

@@ -132,11 +132,8 @@ def test_a_scripted_generation_takes_the_steps_it_was_asked_for(name: str) -> No
     argv += f" --runs 1 --rows 1 3 --rate 3.87 --decoder fixed credit --shape {name}"
     rows = [case() for case in generate.plan(generate.parser().parse_args(argv.split())).values()]
     assert [(row["rows"], row["decoder"]) for row in rows] == [
-        (1, "fixed"),
-        (1, "credit"),
-        (3, "fixed"),
-        (3, "credit"),
-    ]
+        (1, "fixed"), (1, "credit"), (3, "fixed"), (3, "credit"),
+    ]  # fmt: skip
     for row in rows:
         # Eight steps; a block-causal model's first block begins in the prompt and is one more.
         assert row["forwards"] == rows[0]["forwards"] and row["forwards"] in (8, 9)

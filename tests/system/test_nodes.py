@@ -140,12 +140,9 @@ def test_a_replica_that_no_node_can_hold_spans_nodes_and_answers_the_same(url: s
 def scaled(url: str) -> Iterator[str]:
     """Start a model with one replica that soon becomes three under load, and soon one again."""
     scaling = {
-        "max_replicas": 3,
-        "target_ongoing_tokens": 400,
-        "upscale_delay_s": 0,
-        "downscale_delay_s": 1,
-        "look_back_period_s": 10.1,
-    }
+        "max_replicas": 3, "target_ongoing_tokens": 400, "upscale_delay_s": 0,
+        "downscale_delay_s": 1, "look_back_period_s": 10.1,
+    }  # fmt: skip
     many = application(
         "many",
         engine_kwargs={"dtype": "float32", "max_num_seqs": 4},

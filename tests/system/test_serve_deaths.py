@@ -29,25 +29,15 @@ GONE_S = 15.0  # after which nothing may be left
 BUSY = 4  # times slower than alone, on a machine that does other things too
 STREAMS = 4
 READY = [
-    "Starting Ray",
-    "Loading demo",
-    "demo is ready at",
-    "Ray is at",
-    "demo is a toy",
-    "Prompts to try:",
-    *examples("demo"),
-    "Chat with demo",
-    "Chat in another terminal",
+    "Starting Ray", "Loading demo", "demo is ready at", "Ray is at", "demo is a toy",
+    "Prompts to try:", *examples("demo"), "Chat with demo", "Chat in another terminal",
     "The manual of its API",
-]
+]  # fmt: skip
 LONG = {
-    "model": "demo",
-    "messages": [{"role": "user", "content": "What is 12 plus 30?"}],
-    "max_tokens": 900,
-    "min_tokens": 900,
-    "stream": True,
+    "model": "demo", "messages": [{"role": "user", "content": "What is 12 plus 30?"}],
+    "max_tokens": 900, "min_tokens": 900, "stream": True,
     "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 900}},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

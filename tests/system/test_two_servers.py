@@ -23,11 +23,7 @@ pytestmark = pytest.mark.long
 
 KEY = "a-key"
 BODY = json.dumps({"prompt": "hello", "max_tokens": 8})
-ASKED = {
-    ("POST", "/v1/completions"): BODY,
-    ("GET", "/v1/models"): None,
-    ("GET", "/metrics"): None,
-}
+ASKED = {("POST", "/v1/completions"): BODY, ("GET", "/v1/models"): None, ("GET", "/metrics"): None}
 SHARED = {52365}  # Ray's dashboard agent has no other port; it asks for Ray's token
 HAPROXY = "bin/haproxy"
 

@@ -6,7 +6,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from select import select
@@ -19,6 +19,7 @@ from diffray.cluster.api import http as api_http
 from diffray.cluster.api.http import EventStream
 from diffray.cluster.api.settings import ApiSettings
 from tests.helpers.api_server import Served, serve
+from tests.helpers.served import wait_until
 
 PATH = "/v1/completions"
 HEAD = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -40,19 +41,12 @@ def nothing_is_left(served: Served) -> Iterator[None]:
     """After each test the server is healthy, and nothing runs, waits or holds a page."""
     yield
     assert httpx2.get(f"{served.url}/health").status_code == 200
-    until(lambda: idle(served))
+    wait_until(lambda: idle(served))
 
 
 def idle(served: Served) -> bool:
     load: dict[str, int] = httpx2.get(f"{served.url}/load").json()
     return not (load["running"] or load["waiting"]) and load["free_pages"] == load["num_pages"]
-
-
-def until(true: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.01)
 
 
 def connect(url: str) -> socket.socket:
@@ -118,7 +112,7 @@ def test_a_disconnect_during_an_answer_frees_its_pages(served: Served, how: str)
     with connect(served.url) as client:
         client.sendall(with_length(json.dumps(LONG | {"stream": how != "whole"})))
         if how == "whole":
-            until(lambda: not idle(served))
+            wait_until(lambda: not idle(served))
         else:
             assert client.recv(100)
         if how == "reset":
@@ -128,7 +122,7 @@ def test_a_disconnect_during_an_answer_frees_its_pages(served: Served, how: str)
             begin = time.monotonic()
             read_all(client)
             assert time.monotonic() - begin < 20
-    until(lambda: idle(served))
+    wait_until(lambda: idle(served))
     assert aborted(served) == before + 2
 
 

@@ -1,9 +1,10 @@
 """An HTTP server in this process, on a port of its own, for what a test makes answer there."""
 
+import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ssl import SSLContext
 from typing import Any
@@ -13,6 +14,14 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
+    def say(self, status: int, content: bytes, **headers: str) -> None:
+        """Send a whole answer."""
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
 
 class _Server(ThreadingHTTPServer):
     request_queue_size = 128  # connections wait here while this process does something else
@@ -20,6 +29,12 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # clients may hang up
             super().handle_error(request, client_address)
+
+
+def is_open(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
 
 
 @contextmanager

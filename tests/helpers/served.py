@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from socket import create_connection, socket
 from typing import Any
 
 import httpx2
@@ -72,6 +73,21 @@ def pieces_of(url: str, body: dict[str, Any], headers: dict[str, str]) -> Iterat
                 if text := chunk["choices"][0]["delta"].get("content"):
                     yield text
     yield "broken off"
+
+
+def open_stream(port: int, body: dict[str, Any], path: str = "", pause: float = 0.0) -> socket:
+    """Ask for a chat as many clients do: the headers, and the body after a pause."""
+    text = json.dumps(body | {"messages": MESSAGES, "stream": True}).encode()
+    head = (
+        f"POST {path}/v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Authorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(text)}\r\n\r\n"
+    )
+    connection = create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+    connection.sendall(head.encode())
+    time.sleep(pause)
+    connection.sendall(text)
+    return connection
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,8 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
 from typing import Any
 
 import pytest
+
+from tests.helpers.served import wait_until
 
 SLOW = 20.0  # seconds for what takes one, on a machine that does other things too
 # A server that has started a process of another session, and thrown away its parent.
@@ -60,13 +62,6 @@ def alive(pid: int) -> bool:
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + SLOW
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 All servers listen on the same port, one after the other.
 """
 
-import json
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ from diffray.cluster.serve.ray_session import running_ray
 from diffray.cluster.serve.supervisor import Ending
 from diffray.components.checkpoints.demos import examples
 from tests.helpers.nodes import clients
+from tests.helpers.served import open_stream
 
 GONE_S = 15.0  # after which nothing may be left
 BUSY = 4  # times slower than alone, on a machine that does other things too
@@ -33,9 +33,8 @@ READY = [
     "Prompts to try:", *examples("demo"), "Chat with demo", "Chat in another terminal",
     "The manual of its API",
 ]  # fmt: skip
-LONG = {
-    "model": "demo", "messages": [{"role": "user", "content": "What is 12 plus 30?"}],
-    "max_tokens": 900, "min_tokens": 900, "stream": True,
+LONG: dict[str, Any] = {
+    "model": "demo", "max_tokens": 900, "min_tokens": 900,
     "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": 900}},
 }  # fmt: skip
 
@@ -48,24 +47,14 @@ def port() -> int:
 @contextmanager
 def streams(served: ServeProcess) -> Iterator[None]:
     """Hold some streams open that have begun, while others ask for new ones all the time."""
-    body = json.dumps(LONG).encode()
-    head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-
-    def ask() -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", served.port), timeout=60)
-        connection.sendall(head.encode() + body)
-        return connection
 
     def ask_and_leave() -> None:
-        with suppress(OSError), ask() as connection:
+        with suppress(OSError), open_stream(served.port, LONG) as connection:
             time.sleep(0.1)
             connection.setblocking(False)
 
     with ExitStack() as stack:
-        for held in [stack.enter_context(ask()) for _ in range(STREAMS)]:
+        for held in [stack.enter_context(open_stream(served.port, LONG)) for _ in range(STREAMS)]:
             assert held.recv(100).startswith(b"HTTP/1.1 200")
         with clients(1, ask_and_leave):
             yield

@@ -490,7 +490,6 @@ def test_other_content_types_are_refused(http: httpx2.Client) -> None:
 
 
 def test_odd_names_and_hosts_do_no_harm(http: httpx2.Client) -> None:
-    """Errors quote clients on one line."""
     body = ABC | {"model": "a\nb\u202e\x07"}
     assert refusal(http.post(COMPLETE, json=body), 404)["message"].isprintable()
     for path in ("/nothing%0Ahere", "/v1/models/a%0Ab"):

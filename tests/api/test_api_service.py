@@ -247,7 +247,6 @@ def builder(limits: Limits = LIMITS, **defaults: Any) -> ParamsBuilder:
 
 @pytest.mark.parametrize(("block_causal", "room"), [(False, 100), (True, 96)])
 def test_a_chat_gets_what_is_left_of_the_context(block_causal: bool, room: int) -> None:
-    """A block-causal canvas consists of whole blocks."""
     spec = replace(LIMITS.spec, block_causal=block_causal)
     made = builder(replace(LIMITS, spec=spec, context=100))
     body = parse(ChatBody, HELLO)

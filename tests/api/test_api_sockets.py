@@ -55,7 +55,6 @@ def connect(url: str) -> socket.socket:
 
 
 def read_all(client: socket.socket) -> bytes:
-    """Return what comes until the server closes."""
     parts = []
     with suppress(ConnectionError):
         while part := client.recv(65536):

@@ -67,7 +67,6 @@ async def refused(service: Service, asked: dict[str, Any]) -> ApiError:
 
 
 def test_every_way_to_ask_is_honoured(demo: Service) -> None:
-    """Whole, and in a stream."""
     regex, choice = "[0-9]{3}-[0-9]{4}", ["never", "always"]
 
     def is_person(text: str) -> bool:

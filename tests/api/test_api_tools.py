@@ -35,8 +35,6 @@ NOW = {"type": "function", "function": {"name": "now"}}
 
 
 def asked(service: Service, *bodies: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the choices of the answers to some chats."""
-
     async def ask() -> list[dict[str, Any]]:
         answers = [await service.chat(CHAT | body) for body in bodies]
         return [choice for answer in answers for choice in answer["choices"]]

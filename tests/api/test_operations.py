@@ -21,7 +21,6 @@ OPERATOR = {"Authorization": "Bearer operator"}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two checkpoints of one model with different weights."""
     folder = tmp_path_factory.mktemp("operations")
     old, new = (tiny_checkpoint(folder / name) for name in ("old", "new"))
     (file,) = Path(new).glob("*.safetensors")

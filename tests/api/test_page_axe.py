@@ -70,7 +70,6 @@ def anew(tab: Browser, url: str) -> None:
 
 
 def test_it_finds_nothing_in_a_chat(tab: Browser, demo_url: str, judge: Callable[[], None]) -> None:
-    """Untouched, answered, and side by side."""
     anew(tab, demo_url)
     tab.wait("document.querySelectorAll('#examples button').length")
     judge()
@@ -93,7 +92,6 @@ def test_it_finds_nothing_in_a_chat(tab: Browser, demo_url: str, judge: Callable
 def test_it_finds_nothing_in_answers_without_an_end(
     tab: Browser, demo_url: str, judge: Callable[[], None]
 ) -> None:
-    """Denoising, stopped, refused, and empty."""
     for is_stopped in (False, True):
         anew(tab, demo_url)
         intercept(tab, max_tokens=512, min_tokens=512)

@@ -172,7 +172,6 @@ class TestEndpoint:
 
 @asynccontextmanager
 async def nobody() -> AsyncGenerator[Answer, None]:
-    """Answer nothing, where a batch must end before it asks."""
     raise AssertionError("a request was sent")
     yield
 

@@ -53,7 +53,6 @@ def places(folder: Path) -> tuple[str, ...]:
 
 
 def measured(command: str, folder: Path, *arguments: str) -> Any:
-    """Run a benchmark; return the runs and the page that it writes."""
     result = bench(command, *arguments, *places(folder))
     assert result.exit_code == 0, result.output
     return json.loads((folder / "o.json").read_text())["runs"], (folder / "o.html").read_text()

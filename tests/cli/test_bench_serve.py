@@ -34,7 +34,6 @@ def bench(url: str, *arguments: str) -> Result:
 
 
 def refused(url: str, *arguments: str) -> str:
-    """Return the one sentence with which the command ends."""
     result = bench(url, *arguments)
     assert result.exit_code == 1, result.output
     (line,) = result.stderr.splitlines()
@@ -42,7 +41,6 @@ def refused(url: str, *arguments: str) -> str:
 
 
 def custom(path: Path, *prompts: str, **others: object) -> tuple[str, ...]:
-    """Return the flags that ask what was written into a file."""
     path.write_text("\n".join(json.dumps({"prompt": prompt, **others}) for prompt in prompts))
     return "--dataset-name", "custom", "--dataset-path", str(path)
 

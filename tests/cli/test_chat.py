@@ -36,7 +36,6 @@ def said(*pieces: str, finish: str = "stop") -> Iterator[Json | str]:
 
 
 def answer(asked: Asked) -> Answer:
-    """Repeat the last message, in two pieces."""
     if asked.path == "/v1/models":
         return Answer(body={"data": [{"id": "first"}, {"id": "second"}]})
     text = asked.body["messages"][-1]["content"]
@@ -51,7 +50,6 @@ class Terminal(io.StringIO):
 def piped(
     text: str, respond: Callable[[Asked], Answer] = answer, succeeds: bool = True, **options: Any
 ) -> tuple[str, FakeEndpoint]:
-    """Chat without a terminal; return what was written, and the server."""
     out = io.StringIO()
     with fake_endpoint(respond) as server:
         endpoint = Endpoint.at(server.url, options.pop("api_key", None))
@@ -66,7 +64,6 @@ def typed(
     out: io.StringIO | None = None,
     **options: Any,
 ) -> tuple[str, FakeEndpoint]:
-    """Chat as if at a terminal; return what was written, and the server."""
     left = list(lines)
 
     def read(prompt: str) -> str:
@@ -326,7 +323,6 @@ class TestTerminal:
 
 
 def steps(*canvases: list[str | None]) -> Iterator[Json | str]:
-    """Stream as a diffray server does with include_canvas."""
     for number, tokens in enumerate(canvases):
         about = {"forwards": number + 1, "tokens": tokens}
         yield {"choices": [], "usage": None, "diffusion": about}

@@ -60,7 +60,6 @@ def diffray_says(*arguments: str, stdin: str | None = None) -> Result:
 
 
 def complaint(*arguments: str) -> str:
-    """Run a command that must fail; return its one line on stderr."""
     result = diffray_says(*arguments)
     assert result.exit_code == 1, result.output
     assert result.stdout == ""
@@ -117,7 +116,6 @@ class TestHelp:
 
 
 def completed(line: str) -> list[str]:
-    """Return what a shell would offer at the end of a line."""
     words = line.split(" ")
     asked = {
         "COMP_WORDS": line,
@@ -243,7 +241,6 @@ class TestWatch:
 
     @pytest.mark.slow
     def test_in_a_terminal_of_80_columns(self, tiny: str) -> None:
-        """The command itself, in a pseudo terminal: masks, then the text alone."""
         flags = ("generate", "Hello", "--model", tiny, "--max-tokens", "40", "--dtype", "float32")
         said = in_terminal(*flags, "--watch", "--pace", "1000")
         screen = Screen()
@@ -255,12 +252,10 @@ class TestWatch:
 
 
 def same(screen: Screen, text: str) -> bool:
-    """Return whether a terminal shows a text, in whatever rows."""
     return "".join(screen.text.split()) == "".join(printable(text).split())
 
 
 def in_terminal(*arguments: str) -> str:
-    """Run the command in a pseudo terminal of 80 columns; return what it writes there."""
     code = "import sys; sys.argv[0] = 'diffray'\nfrom diffray.cluster.cli.main import app\napp()"
     main, tty = pty.openpty()
     termios.tcsetwinsize(tty, (24, 80))

@@ -37,7 +37,6 @@ def sized(monkeypatch: pytest.MonkeyPatch, columns: int, lines: int) -> Screen:
 
 
 def played(screen: Screen, tokens: Sequence[str], *, block: int, each: int) -> str:
-    """Denoise the tokens in random order, block by block; return their text."""
     random = Random(each)
     canvas: list[str | None] = [None] * len(tokens)
     told = ""
@@ -58,7 +57,6 @@ def played(screen: Screen, tokens: Sequence[str], *, block: int, each: int) -> s
 
 
 def show(out: TextIO, text: str, *canvases: list[str | None]) -> None:
-    """Show all steps, then the text that they lead to."""
     with Playback(out, pace=1000) as shown:
         for canvas in canvases:
             shown.step(canvas)

@@ -16,7 +16,6 @@ AS_RAYLET = "import sys, time; print('up', flush=True); time.sleep(600)"
 
 @contextmanager
 def raylet(address: str) -> Iterator[None]:
-    """Run what looks like a node of the cluster at an address."""
     command = ["raylet", "-c", AS_RAYLET, f"--gcs-address={address}"]
     with subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -81,8 +81,6 @@ def test_pickled_weights_load_alike_in_one_file_or_several(dense: Path, tmp_path
 
 
 class CountingFile:
-    """A weight file that counts the elements read from it."""
-
     def __init__(self, file: WeightFile) -> None:
         self.file, self.path, self.tensors = file, file.path, file.tensors
         self.num_read = 0

@@ -141,7 +141,6 @@ def test_no_json_file_gets_further_than_a_sentence(
 
 
 def mutated(content: bytes, data: st.DataObject, head: int | None = None) -> bytes:
-    """Return the bytes with a few cut, doubled or overwritten."""
     made = bytearray(content)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, min(len(made), head or len(made))))
@@ -256,8 +255,6 @@ def test_no_change_of_weights_gets_further_than_a_sentence(
 
 
 class Evil:
-    """Unpickling one runs a command."""
-
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 

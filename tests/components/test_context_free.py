@@ -25,7 +25,6 @@ def automaton_of(grammar: str) -> Automaton:
 
 
 def accepted(automaton: Automaton, letters: str, longest: int = LONGEST) -> set[str]:
-    """Return all short texts of these letters that the automaton accepts."""
     found = set()
     for length in range(longest + 1):
         for text in map("".join, itertools.product(letters, repeat=length)):

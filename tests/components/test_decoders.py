@@ -158,7 +158,6 @@ def test_edit_s_presets_give_way_to_what_is_given() -> None:
 
 
 def test_credit_equals_the_dense_definition() -> None:
-    """Compare the few remembered ids with a whole [L, V] matrix of credit."""
     gain = Credit(alpha=0.7, gamma=0.2, decay=0.8).gain()
     draw = torch.Generator().manual_seed(0)
     rows, length, vocab = 3, 6, 11
@@ -198,7 +197,6 @@ def test_a_schedule_takes_the_surest_of_what_is_planned(order: str, best: int) -
 
 
 def sequence_of(length: int, iteration: Iteration, blocks: int = 1) -> Sequence:
-    """Return a generation in its first block."""
     policy = Policy(length, length, iteration, Schedule(), NoCache(), 0.0)
     params = SamplingParams(max_tokens=length * blocks)
     return Sequence(0, (1, 2), params, policy, False, frozenset())

@@ -148,7 +148,6 @@ def test_ranks_together_equal_one(expert_parallel: bool) -> None:
 
 
 def published() -> dict[str, Any]:
-    """Return the sizes of 26B-A4B, as far as they are known."""
     found = config()
     found["text_config"] |= {
         "vocab_size": 262144, "hidden_size": 2816, "intermediate_size": 2112,
@@ -229,7 +228,6 @@ def test_what_is_not_implemented_is_refused(part: str, changes: dict[str, Any], 
 
 
 def recommending(folder: Path, given: object) -> Path:
-    """Return a checkpoint with this generation_config.json."""
     for name in ("config.json", "model.safetensors"):
         (folder / name).symlink_to(FOLDER / name)
     (folder / "generation_config.json").write_text(json.dumps(given))

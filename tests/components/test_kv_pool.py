@@ -11,7 +11,6 @@ MIB = 1 << 20
 
 
 def pool(num_pages: int) -> KVPool:
-    """Return pages of 1 MiB."""
     return KVPool(
         shapes=[(2, 128)] * 2,
         num_pages=num_pages,

@@ -65,7 +65,6 @@ def test_too_many_options_are_refused_before_a_table_is_filled() -> None:
 
 
 def random_filling(canvas: Canvas, draw: random.Random) -> str:
-    """Return the text of a canvas whose slots have random values."""
     text, numbers = b"", set()
     for cell in canvas.cells[:-1]:
         number = -1 - cell

@@ -64,7 +64,6 @@ def quantization_config(folder: Path) -> dict[str, Any]:
 
 
 def rewrite(folder: Path, **changes: Any) -> None:
-    """Change fields of the quantization_config."""
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] |= changes
     (folder / "config.json").write_text(json.dumps(config))

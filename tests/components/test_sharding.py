@@ -23,7 +23,6 @@ SPARSE = ["llada_moe", "llada_moe_fused", "llada2_moe", "sdar_moe"]
 
 
 def results(path: Path, block: int, mesh: Mesh) -> list[Tensor]:
-    """Return the logits, a soft embedding and the sizes of what this rank holds."""
     model = load_model(path, dtype="float64", device="cpu", mesh=mesh)
     logits = full_forward(model, IDS, block)
     start = model.spec.vocab_start
@@ -34,7 +33,6 @@ def results(path: Path, block: int, mesh: Mesh) -> list[Tensor]:
 
 
 def assert_together_equal_one(path: Path, block: int, size: int, *, expert_parallel: bool) -> int:
-    """Return how often the ranks met."""
     whole = results(path, block, Mesh())
     ranks, num_sums = over_ranks(size, expert_parallel, partial(results, path, block))
     torch.testing.assert_close(torch.cat([rank[0] for rank in ranks], dim=1), whole[0])

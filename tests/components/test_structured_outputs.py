@@ -40,7 +40,6 @@ def automaton_of(**given: Any) -> Automaton:
 
 
 def random_text(automaton: Automaton, draw: random.Random, budget: int) -> str:
-    """Return a text of at most so many tokens that the automaton accepts."""
     state, text = 0, b""
     while state != automaton.end:
         budget -= 1
@@ -122,7 +121,6 @@ def test_what_cannot_be_honoured_is_named(given: dict[str, Any], message: str) -
 
 
 def documented(row: str) -> set[str]:
-    """Return the words of a row of the table in docs/usage.md."""
     (line,) = (line for line in USAGE.read_text().splitlines() if line.startswith(f"| {row} |"))
     return set(re.findall("`([^`]+)`", line))
 
@@ -168,6 +166,5 @@ def test_one_kind_is_given(given: dict[str, Any]) -> None:
     ],
 )
 def test_these_are_all_texts(given: dict[str, Any], texts: set[str]) -> None:
-    """Also where one begins with another."""
     automaton, draw = automaton_of(**given), random.Random(5)
     assert {random_text(automaton, draw, 8) for _ in range(600)} == texts

@@ -23,7 +23,6 @@ IDS = {"mask_token_id": 510, "eos_token_id": 511}
 
 
 def threads(cores: int, *models: dict[str, Any]) -> int | None:
-    """Return what each rank of these models gets on a machine with so many cores and no GPU."""
     common = {"engine_kwargs": {"device": "cpu"}}
     given = [{"model_loading_config": {"model_id": "demo"}} | common | model for model in models]
     return threads_of_ranks([app_config(each) for each in given], cores)

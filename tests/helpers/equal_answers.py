@@ -43,7 +43,6 @@ _CACHES = {False: ("none", "prefix", "dual", "vicinity"), True: ("none", "exact"
 
 
 def draw_requests(count: int, seed: int, *, block_causal: bool) -> list[Request]:
-    """Return requests of all kinds, the same for the same seed."""
     draws = random.Random(seed)
     found = []
     for uid in range(count):
@@ -75,7 +74,6 @@ def draw_requests(count: int, seed: int, *, block_causal: bool) -> list[Request]
 def answers(
     mesh: Mesh, family: str, args: argparse.Namespace, *, alone: bool
 ) -> dict[int, list[int]]:
-    """Return the tokens of a family's requests, run one by one or together."""
     options = EngineOptions(
         dtype=args.dtype,
         device="cpu",

@@ -25,8 +25,6 @@ class Answer:
 
 @dataclass
 class Asked:
-    """What the server was sent."""
-
     path: str
     body: Json
     headers: dict[str, str]

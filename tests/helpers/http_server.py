@@ -15,7 +15,6 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def say(self, status: int, content: bytes, **headers: str) -> None:
-        """Send a whole answer."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **headers}.items():
             self.send_header(name, value)
@@ -39,7 +38,6 @@ def is_open(port: int) -> bool:
 
 @contextmanager
 def listening(handler: type[Handler], tls: SSLContext | None = None) -> Iterator[int]:
-    """Listen until the block is left; yields the port."""
     server = _Server(("127.0.0.1", 0), handler)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)

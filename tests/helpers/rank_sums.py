@@ -33,7 +33,6 @@ KEY = {"gpu": "Test"}
 
 
 def tried(mesh: Mesh, names: Items[str], patience_s: float) -> list[SumsOutcome]:
-    """Return the outcome of each stand-in on this rank."""
     return [
         try_together(mesh, "float32", opener=f"{STAND_INS}:{name}", patience_s=patience_s).sums
         for name in names
@@ -101,7 +100,6 @@ class Generated(NamedTuple):
 
 
 def generated(mesh: Mesh, model: str, most_bytes: int, opener: str) -> Generated:
-    """Generate with sums in one shot up to this size."""
     found = Generated({}, [], [], [])
     plain = Mesh.all_reduce
 

@@ -64,7 +64,6 @@ def _receive(end: Connection) -> Any:
 def _run(
     end: Connection, rank: int, size: int, work: Callable[[Mesh], object], timeout: float
 ) -> None:
-    """Be one rank: meet the others, work, report."""
     torch.set_num_threads(1)
     try:
         if rank == 0:

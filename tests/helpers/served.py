@@ -92,15 +92,12 @@ def open_stream(port: int, body: dict[str, Any], path: str = "", pause: float = 
 
 @dataclass(frozen=True)
 class Served(ServeProcess):
-    """Such a server, as its clients see it."""
-
     def post(self, model: str, path: str = "", **options: Any) -> httpx2.Response:
         body = {"model": model, "messages": MESSAGES} | options
         url = f"{self.url}{path}/v1/chat/completions"
         return httpx2.post(url, json=body, headers=HEADERS, timeout=PATIENCE_S)
 
     def chunks(self, model: str, path: str = "") -> Iterator[str]:
-        """Yield the pieces of a long stream, and then how it ended."""
         body = {"model": model, "messages": MESSAGES} | LONG[model]
         yield from pieces_of(f"{self.url}{path}/v1/chat/completions", body, HEADERS)
 
@@ -110,7 +107,6 @@ class Served(ServeProcess):
         return {model: text_of(self.post(model, f"/{model}", **LONG[model])) for model in MODELS}
 
     def streamed(self, model: str, path: str = "") -> tuple[str, str]:
-        """Return the text of a long stream, and how it ended."""
         *pieces, end = self.chunks(model, path)
         return "".join(pieces), end
 
@@ -123,7 +119,6 @@ class Served(ServeProcess):
         return found
 
     def wait_for_load(self, **wanted: int) -> None:
-        """Wait until the load of all models together is like this."""
         end = time.monotonic() + PATIENCE_S
         while not wanted.items() <= (found := self.load()).items():
             assert time.monotonic() < end, found

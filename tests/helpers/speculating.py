@@ -34,7 +34,6 @@ _OPTIONS: list[dict[str, Any]] = [
 
 
 def draw_requests(count: int, seed: int, *, causal: bool, shifted: bool) -> list[Request]:
-    """Return requests without speculation, the same for the same seed."""
     draws = random.Random(seed)
     found = []
     for uid in range(count):
@@ -74,7 +73,6 @@ def draw_requests(count: int, seed: int, *, causal: bool, shifted: bool) -> list
 
 
 def speculating(requests: Iterable[Request], drafts: int = 4) -> list[Request]:
-    """Return the same requests with speculation."""
     wanted = {"speculation": {"kind": "verify", "drafts": drafts}}
     found = []
     for request in requests:

@@ -74,12 +74,10 @@ def random_weights(config: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def shifted(config: dict[str, Any]) -> dict[str, Tensor]:
-    """Return other weights of the same model."""
     return {name: tensor.flip(0) for name, tensor in random_weights(config).items()}
 
 
 def save(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Path:
-    """Write a checkpoint of one file."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(weights, folder / "model.safetensors")
@@ -119,7 +117,6 @@ def kv_pool(model: Model, dtype: torch.dtype, length: int) -> KVPool:
 
 @torch.inference_mode()
 def full_forward(model: Model, ids: list[int], block: int = 0) -> Tensor:
-    """Return this rank's logits of all positions of one sequence."""
     length = len(ids)
     x = model.embed(torch.tensor(ids))
     kv = kv_pool(model, x.dtype, length)

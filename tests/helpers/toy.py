@@ -192,7 +192,6 @@ def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
 def run(
     engine: Engine, requests: Items[Request], steps: int = 1, limit: int = 5000
 ) -> dict[int, list[int]]:
-    """Add the requests, run until all are finished, and return each one's tokens."""
     for request in requests:
         engine.add(request)
     return drain(engine, steps, limit)
@@ -211,12 +210,10 @@ def drain(engine: Engine, steps: int = 1, limit: int = 5000) -> dict[int, list[i
 def generate(
     model: ToyModel | ScriptedModel, prompt: tuple[int, ...], steps: int = 1, **params: Any
 ) -> list[int]:
-    """Return the tokens of one request on an engine of its own."""
     return run(toy_engine(model), [Request(0, prompt, SamplingParams(**params))], steps)[0]
 
 
 def last_update(engine: Engine, request: Request) -> tuple[list[int], Update]:
-    """Run one request; return its tokens and its last update."""
     engine.add(request)
     ids: list[int] = []
     while True:
@@ -227,5 +224,4 @@ def last_update(engine: Engine, request: Request) -> tuple[list[int], Update]:
 
 
 def certain(tokens: dict[int, int], default: int = 1) -> Callable[[int], dict[int, float]]:
-    """Return a script that is sure of one token at each position."""
     return lambda position: {tokens.get(position, default): 20.0}

@@ -149,7 +149,6 @@ class Serve:
 
 
 def answer_of(app: Any, path: str = "/", headers: Any = ()) -> tuple[int, Any, dict[str, str]]:
-    """Return the status, the JSON or text, and the headers of an answer."""
     start, *bodies = ask(app, [b""], path, headers)
     text = b"".join(message["body"] for message in bodies).decode()
     named = {name.decode().lower(): value.decode() for name, value in start["headers"]}

@@ -38,7 +38,6 @@ def documents(*paths: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def cluster(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the cluster inside a manifest of any kind."""
     spec: dict[str, Any] = document["spec"]
     where = {"RayService": "rayClusterConfig", "RayJob": "rayClusterSpec"}.get(document["kind"])
     return spec[where] if where else spec

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.usefixtures("stored")
 
 
 class Engine(Recorder):
-    """An engine that may refuse what it is told."""
-
     refuses = ""
 
     async def update_weights(self, *given: Any, **named: Any) -> str:
@@ -38,8 +36,6 @@ class Engine(Recorder):
 
 
 class Deployment:
-    """Replicas that share a record and reach each other."""
-
     def __init__(self, count: int, model: str | None = None) -> None:
         self.model = model
         self.record = Record("some")

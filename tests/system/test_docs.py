@@ -59,7 +59,6 @@ pytestmark = pytest.mark.skipif(
 
 
 def blocks(document: Path, language: str) -> list[str]:
-    """Return the fenced blocks of one language."""
     return re.findall(rf"```{language}\n(.*?)```", document.read_text(), re.DOTALL)
 
 

@@ -113,7 +113,6 @@ def test_metrics_and_load_are_those_of_all_replicas_of_all_models(served: Served
 
 
 def operated(served: Served, path: str, **body: Any) -> httpx2.Response:
-    """Ask what only an operator may, and check that a client may not."""
     url = f"{served.url}{path}"
     assert httpx2.post(url, json=body, headers=HEADERS).status_code == 403
     return httpx2.post(url, json=body, headers=OPERATES, timeout=PATIENCE_S)
@@ -131,7 +130,6 @@ def version_of(answer: httpx2.Response) -> str:
 
 
 def of_replicas(served: Served, name: str, model: str = "demo") -> dict[str, int]:
-    """Return a metric of each replica of a model."""
     return {
         sample.labels["replica"]: int(sample.value)
         for sample in served.samples()
@@ -140,7 +138,6 @@ def of_replicas(served: Served, name: str, model: str = "demo") -> dict[str, int
 
 
 def updates(served: Served) -> dict[str, int]:
-    """Return how often the weights of each replica of `demo` were replaced."""
     return of_replicas(served, "num_weight_updates_total")
 
 

@@ -290,8 +290,6 @@ def test_they_need_no_more_than_they_say(code: str, missing: set[str]) -> None:
 
 
 class Aborting(Choices):
-    """Chooses the variant that aborts."""
-
     def pick(self, kernel: str, shape: Any, variants: Sequence[Variant]) -> Variant:
         return next(each for each in variants if each.name == "crash")
 

@@ -24,7 +24,6 @@ TREE = {
 
 
 def run(folder: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
-    """Run pytest on files; return its exit status and what it printed."""
     (folder / "tests").mkdir(exist_ok=True)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n  long\n  core\n  rotate\n")
     for name, text in files.items():

@@ -194,7 +194,6 @@ def text() -> str:
 
 
 def streamed(url: str, name: str) -> tuple[str, str]:
-    """Return the text of a stream, and how it ended."""
     body = {"model": name, "messages": MESSAGES} | LONG
     *pieces, end = pieces_of(f"{url}/{name}/v1/chat/completions", body, {})
     return "".join(pieces), end
@@ -246,7 +245,6 @@ def total(series: Series, name: str) -> float:
 
 
 def answered(series: Series) -> set[str]:
-    """Return the replicas that have answered a request."""
     return {
         dict(labels)["replica"]
         for (name, labels), value in series.items()

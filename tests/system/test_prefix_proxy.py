@@ -101,7 +101,6 @@ def url(tmp_path: Path, upstreams: list[Upstream]) -> Iterator[str]:
 
 
 def replica(url: str, path: str = "/model/v1/chat/completions", **body: Any) -> str:
-    """Return the name of the replica that answers."""
     return asked(url, json.dumps({"model": "m", "temperature": 0} | body), path)
 
 

@@ -280,7 +280,6 @@ def test_one_address_has_not_all_connections(port: int) -> None:
 
 
 def status_of(port: int, path: str) -> int:
-    """Return the status of an answer; 0 where the connection is refused or broken."""
     with suppress(httpx2.TransportError):
         url = f"http://127.0.0.1:{port}{path}"
         return httpx2.post(url, content=b"x", timeout=PATIENCE_S).status_code
@@ -292,7 +291,6 @@ def is_answered(port: int) -> bool:
 
 
 def haproxies(folder: Path) -> set[int]:
-    """Return the processes of HAProxy with a configuration in this folder."""
     found = set()
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended by now

@@ -78,7 +78,6 @@ async def test_an_application_answers_as_a_model_of_this_process(
 
 
 async def ongoing(name: str) -> float:
-    """Return how many tokens the application's requests may still generate."""
     stats = await serve.get_app_handle(name).record_autoscaling_stats.remote()
     return float(stats[ONGOING_TOKENS])
 

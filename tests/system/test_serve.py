@@ -46,7 +46,6 @@ PROMPT = "<role>HUMAN</role>What is 7 times 6?<|role_end|><role>ASSISTANT</role>
 
 @pytest.fixture(scope="module")
 def llms() -> Iterator[dict[str, DiffusionLLM]]:
-    """The same models in this process, one request at a time."""
     demo, llada2 = (DiffusionLLM(name, dtype="float64", max_num_seqs=2) for name in MODELS)
     with demo, llada2:
         yield {"demo": demo, "demo-llada2": llada2}
@@ -151,7 +150,6 @@ POLICIES: dict[str, list[dict[str, Any]]] = {
 
 
 def mixed_requests(count: int) -> list[dict[str, Any]]:
-    """Draw requests that differ in everything."""
     draw = random.Random(3)
     bodies: list[dict[str, Any]] = []
     for number in range(count):

@@ -67,7 +67,6 @@ def asking(server: ServeProcess, key: str = "") -> AbstractContextManager[list[A
 
 
 def kill(server: ServeProcess, name: str) -> float:
-    """Kill all processes of this name; returns when."""
     pids = [pid for pid, line in server.processes().items() if name in line]
     assert pids, f"nothing runs as {name}"
     for pid in pids:
@@ -76,7 +75,6 @@ def kill(server: ServeProcess, name: str) -> float:
 
 
 def wait_until_answered(answers: list[Answer], since: float, count: int = 9) -> None:
-    """Wait until the last answers are all good again."""
     end = time.monotonic() + 150
     while True:
         last = [each for each in answers[-count:] if each.asked > since]
@@ -107,7 +105,6 @@ def test_no_port_is_shared(servers: tuple[ServeProcess, ServeProcess]) -> None:
 
 
 def longest_refusal(answers: list[Answer]) -> float:
-    """Return the longest time in which no connection was answered, in seconds."""
     longest, begin = 0.0, None
     for each in answers:
         if each.status:

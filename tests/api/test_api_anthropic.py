@@ -213,9 +213,7 @@ def test_json_on_request(http: httpx2.Client) -> None:
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(
-    http: httpx2.Client, body: dict[str, Any], words: str
-) -> None:
+def test_refusals_have_their_reason(http: httpx2.Client, body: dict[str, Any], words: str) -> None:
     found = refusal(http.post(PATH, json=ASKED | body), 400)
     assert found.startswith("invalid_request_error: ") and re.search(words, found), found
 

@@ -108,9 +108,7 @@ def body_with(field: str, value: Any) -> dict[str, Any]:
     ("param", "body"),
     [*((f, body_with(f, value)) for f, values in WRONG.items() for value in values), *TOGETHER],
 )
-def test_both_endpoints_name_an_invalid_field(
-    http: httpx2.Client, param: str, body: dict[str, Any]
-) -> None:
+def test_both_name_an_invalid_field(http: httpx2.Client, param: str, body: dict[str, Any]) -> None:
     for path, base in ((CHAT, HELLO), (COMPLETE, {"prompt": "abc"})):
         error = refusal(http.post(path, json=base | body))
         assert (error["type"], error["param"]) == ("invalid_request_error", param), error
@@ -176,9 +174,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "words"), REFUSED)
-def test_one_endpoint_names_an_invalid_field_at_once_and_briefly(
-    http: httpx2.Client, path: str, body: dict[str, Any], words: str
-) -> None:
+def test_one_names_it_too(http: httpx2.Client, path: str, body: dict[str, Any], words: str) -> None:
     param, *said = words.split(" | ")
     begin = time.monotonic()
     error = refusal(http.post(path, json=body))

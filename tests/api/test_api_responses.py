@@ -210,9 +210,7 @@ def test_the_canvas_on_request(client: OpenAI) -> None:
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(
-    client: OpenAI, body: dict[str, Any], param: str, words: str
-) -> None:
+def test_refusals_name_it(client: OpenAI, body: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.post("/responses", body={"input": QUESTION} | body, cast_to=object)
     assert refused.value.param is not None and refused.value.param.startswith(param)

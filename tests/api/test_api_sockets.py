@@ -89,9 +89,7 @@ def test_a_body_that_drips_is_cut_off(served: Served) -> None:
     ],
 )
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_disconnect_during_a_request_leaves_nothing(
-    served: Served, sent: bytes, reset: bool
-) -> None:
+def test_a_cut_off_request_leaves_nothing(served: Served, sent: bytes, reset: bool) -> None:
     with connect(served.url) as client:
         client.sendall(sent)
         if reset:

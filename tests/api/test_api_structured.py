@@ -185,9 +185,7 @@ def test_a_pinned_canvas_tells_how_probable_each_field_is(demo: Service) -> None
         ({"diffusion": {"slot_length": 4}}, "diffusion.slot_length", "add canvas: 'pinned'"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(
-    demo: Service, asked: dict[str, Any], field: str, words: str
-) -> None:
+def test_refusals_name_it(demo: Service, asked: dict[str, Any], field: str, words: str) -> None:
     error = asyncio.run(refused(demo, asked))
     assert error.param == field and re.search(words, error.message), (error.param, error.message)
 
@@ -220,9 +218,7 @@ def test_hostile_schemas_are_refused_soon_and_others_answered_beside_them(demo: 
     asyncio.run(ask())
 
 
-def test_what_several_ask_for_at_once_is_compiled_once(
-    demo: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_several_ask_is_compiled_once(demo: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     ask, asked = ForkingProcess.ask, []
 
     async def counted(process: ForkingProcess, given: dict[str, Any]) -> dict[str, Any]:

@@ -135,9 +135,7 @@ def test_a_model_that_may_call_does(
         ({"tool_choice": "required", "max_tokens": 4}, "max_tokens", "shortest text takes"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    demo: Service, body: dict[str, Any], field: str, words: str
-) -> None:
+def test_refusals_name_a_field(demo: Service, body: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(ApiError, match=words) as refused:
         asked(demo, body)
     assert refused.value.status == 400

@@ -168,9 +168,7 @@ def test_examples_are_answered_as_described(
 
 
 @pytest.mark.parametrize("path", WITH_TRAINER)
-def test_examples_for_a_trainer_are_answered_as_described(
-    document: dict[str, Any], path: str
-) -> None:
+def test_examples_for_a_trainer_are_answered(document: dict[str, Any], path: str) -> None:
     (example,) = REQUESTS[path].values()
     settings = ApiSettings(operator_keys=("key",))
     with serve(Service(Recorder(), None, ["some"]), settings) as url:
@@ -187,9 +185,7 @@ EVERYTHING = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
-def test_answers_have_the_fields_that_are_described(
-    document: dict[str, Any], demo: httpx2.Client, stream: bool
-) -> None:
+def test_answers_are_described(document: dict[str, Any], demo: httpx2.Client, stream: bool) -> None:
     asked: dict[str, Any] = EVERYTHING | {"stream": stream}
     if stream:
         watch = {"include_canvas": True, "include_usage": True, "continuous_usage_stats": True}
@@ -211,9 +207,7 @@ def test_answers_have_the_fields_that_are_described(
 
 
 @pytest.mark.parametrize("path", [RESPOND, MESSAGES])
-def test_the_error_that_ends_a_stream_is_described(
-    document: dict[str, Any], breaking_url: str, path: str
-) -> None:
+def test_errors_in_streams_fit(document: dict[str, Any], breaking_url: str, path: str) -> None:
     answer = httpx2.post(breaking_url + path, json=ASKED[path] | {"stream": True})
     assert bug().message in answer.text
     check(document, path, answer)
@@ -226,9 +220,7 @@ KNOWN += [{"temperature": "hot"}, {"diffusion": {"colour": 7}}, {"verbosity": "l
 
 
 @pytest.mark.parametrize("path", [*ASKED, CHAT, COUNT, "/tokenize"])
-def test_unknown_fields_are_ignored_on_request_and_named(
-    document: dict[str, Any], path: str
-) -> None:
+def test_unknown_fields_are_ignored_on_request(document: dict[str, Any], path: str) -> None:
     """Not known ones with values that are not supported, nor those within an object."""
     asked = ASKED.get(path, CONVERSATION)
     odd: dict[str, Any] = {"max_token": 5, "\u2603\n": None} | {f"x{each}": [] for each in range(9)}
@@ -284,9 +276,7 @@ class Refusing(Recorder):
         (504, DeadlineExceeded("the answer was not complete")),
     ],
 )
-def test_what_an_engine_refuses_is_described(
-    document: dict[str, Any], status: int, error: Exception
-) -> None:
+def test_refusals_are_described(document: dict[str, Any], status: int, error: Exception) -> None:
     with serve(Service(Refusing(error), TOKENIZER, ["some"])) as url:
         for path, asked in ASKED.items():
             for stream in (False, True):

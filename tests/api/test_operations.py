@@ -92,9 +92,7 @@ def asleep(http: httpx2.Client) -> bool:
 
 
 @pytest.mark.parametrize(("query", "level"), [("", 1), ("?level=1", 1), ("?level=2&model=tiny", 2)])
-def test_asleep_it_lets_requests_wait(
-    served: Served, http: httpx2.Client, query: str, level: int
-) -> None:
+def test_asleep_requests_wait(served: Served, http: httpx2.Client, query: str, level: int) -> None:
     before = written(http)
     assert not asleep(http)
     slept = http.post(f"/sleep{query}")
@@ -148,9 +146,7 @@ def test_what_is_wrong_is_one_sentence_and_changes_nothing(
     assert (written(http), version(http), asleep(http)) == (*before, False)
 
 
-def test_an_adapter_is_a_model_of_its_own_from_load_to_unload(
-    http: httpx2.Client, folders: list[str], tmp_path: Path
-) -> None:
+def test_an_adapter_is_a_model(http: httpx2.Client, folders: list[str], tmp_path: Path) -> None:
     """vLLM's endpoints and listing; the answers are those of the adapter."""
     adapter = adapter_of(folders[0], tmp_path / "adapter", rank=8, lora_alpha=64)
     load = {"lora_name": "mine", "lora_path": str(adapter)}

@@ -69,7 +69,7 @@ def anew(tab: Browser, url: str) -> None:
     tab.choose("[name=pace]", "0")
 
 
-def test_it_finds_nothing_in_a_chat(tab: Browser, demo_url: str, judge: Callable[[], None]) -> None:
+def test_a_chat_is_fine(tab: Browser, demo_url: str, judge: Callable[[], None]) -> None:
     anew(tab, demo_url)
     tab.wait("document.querySelectorAll('#examples button').length")
     judge()
@@ -89,9 +89,7 @@ def test_it_finds_nothing_in_a_chat(tab: Browser, demo_url: str, judge: Callable
     judge()
 
 
-def test_it_finds_nothing_in_answers_without_an_end(
-    tab: Browser, demo_url: str, judge: Callable[[], None]
-) -> None:
+def test_other_answers_are_fine(tab: Browser, demo_url: str, judge: Callable[[], None]) -> None:
     for is_stopped in (False, True):
         anew(tab, demo_url)
         intercept(tab, max_tokens=512, min_tokens=512)
@@ -116,9 +114,7 @@ def test_it_finds_nothing_in_answers_without_an_end(
     judge()
 
 
-def test_it_finds_nothing_where_a_gap_is_filled(
-    tab: Browser, demo_url: str, judge: Callable[[], None]
-) -> None:
+def test_a_filled_gap_is_fine(tab: Browser, demo_url: str, judge: Callable[[], None]) -> None:
     anew(tab, demo_url)
     tab.click("input[value=infill]")
     ask(tab, "def total(numbers)")
@@ -132,9 +128,7 @@ def test_it_finds_nothing_where_a_gap_is_filled(
     judge()
 
 
-def test_it_finds_nothing_where_a_key_is_asked_for(
-    tab: Browser, demo: Service, judge: Callable[[], None]
-) -> None:
+def test_asking_for_a_key_is_fine(tab: Browser, demo: Service, judge: Callable[[], None]) -> None:
     with serve(demo, ApiSettings(api_keys=(KEY,))) as url:
         opened(tab, url)
         tab.wait("!document.querySelector('#key').hidden")

@@ -83,9 +83,7 @@ def sent(fake: FakeEndpoint) -> list[dict[str, Any]]:
 
 
 class TestScenario:
-    def test_a_sweep_runs_every_rate_at_every_concurrency(
-        self, fake: FakeEndpoint, tmp_path: Path
-    ) -> None:
+    def test_a_sweep_runs_all_combinations(self, fake: FakeEndpoint, tmp_path: Path) -> None:
         numbers, page = tmp_path / "o.json", tmp_path / "o.html"
         result = bench(
             fake.url + "/v1",
@@ -131,9 +129,7 @@ class TestScenario:
         assert first["diffusion"] == {"decoder": {"kind": "fixed", "steps": 4}}
 
     @pytest.mark.parametrize("typed", [True, False])
-    def test_random_prompts_ignore_ends_unless_told(
-        self, fake: FakeEndpoint, tmp_path: Path, typed: bool
-    ) -> None:
+    def test_random_prompts_go_on(self, fake: FakeEndpoint, tmp_path: Path, typed: bool) -> None:
         flags = "--num-prompts", "1", "--input-len", "5", *(("--set", "ignore_eos=false") * typed)
         assert bench(fake.url, "--tokenizer", "demo", *flags).exit_code == 0
         (body,) = sent(fake)
@@ -159,9 +155,7 @@ class TestEndings:
         assert "the server answers 400: not that one" in result.stdout
         assert "counters" not in result.stdout
 
-    def test_an_answer_without_text_has_no_time_to_its_first_token(
-        self, fake: FakeEndpoint, tmp_path: Path
-    ) -> None:
+    def test_empty_answers_have_no_first_token(self, fake: FakeEndpoint, tmp_path: Path) -> None:
         numbers = tmp_path / "o.json"
         for prompts, ttft in ((("empty", "a"), 0.5), (("empty",), None)):
             flags = *custom(tmp_path / "own", *prompts), "--output-json", str(numbers)
@@ -169,9 +163,7 @@ class TestEndings:
             (run,) = json.loads(numbers.read_text())["runs"]
             assert (run.get("mean_ttft_ms"), run["mean_tpot_ms"]) == (ttft, 0.25)
 
-    def test_without_the_extra_one_sentence_says_what_to_install(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_to_install_is_said_in_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(online, "find_spec", lambda name: None)
         said = refused("http://127.0.0.1:9")
         assert said == "diffray: bench serve needs guidellm; pip install 'diffray[bench]'"
@@ -185,9 +177,7 @@ class TestEndings:
         assert result.exit_code == 1
         assert "guidellm failed: usage no such profile" in result.stderr
 
-    def test_an_interrupt_keeps_finished_runs_each_of_which_has_its_own_seed(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_interrupts_keep_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Random prompts of one run must not be found in the cache by the next."""
         seeds: list[int] = []
 

@@ -68,16 +68,14 @@ def complaint(*arguments: str) -> str:
     return line
 
 
-def run_diffray(*arguments: str, then: str = "pass") -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, and `then` before it ends."""
+def own_process(*arguments: str, then: str = "pass") -> dict[str, Any]:
+    """Return how to run the command in a process of its own, and `then` before it ends."""
     code = (
         "import sys\nfrom diffray.cluster.cli.main import app\nsys.argv[0] = 'diffray'\n"
         f"try:\n    app()\nfinally:\n    {then}"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True
-    )
+    return {"args": [sys.executable, "-c", code, *arguments], "env": env}
 
 
 class TestHelp:
@@ -111,7 +109,8 @@ class TestHelp:
     @pytest.mark.parametrize("command", ["generate --help", "chat --base-url http://127.0.0.1:1"])
     def test_help_and_clients_import_nothing_heavy(self, command: str) -> None:
         heavy = "print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
-        done = run_diffray(*command.split(), then=heavy)
+        run = own_process(*command.split(), then=heavy)
+        done = subprocess.run(**run, capture_output=True, text=True)
         assert done.stdout.endswith("[]\n"), done.stderr
 
 
@@ -180,11 +179,11 @@ class TestGenerate:
         assert result.exit_code == 0, result.output
         assert re.fullmatch("[5-9]\n", result.stdout)
 
-    def test_stats_are_those_of_python(self, tiny: str) -> None:
+    def test_stats_are_python_s_and_only_terminals_watch(self, tiny: str) -> None:
         # In another dtype the random model may end its answer sooner.
         flags = ("generate", "Hello", "--model", tiny, "--max-tokens", "24", "--dtype", "float64")
-        streamed, measured = diffray_says(*flags), diffray_says(*flags, "--stats")
-        assert measured.stdout == streamed.stdout
+        streamed, measured = diffray_says(*flags, "--watch"), diffray_says(*flags, "--stats")
+        assert measured.stdout == streamed.stdout == diffray_says(*flags).stdout
         found = re.match(r"24 tokens, (\d+) forwards, (\S+) tokens per", measured.stderr)
         assert found is not None, measured.stderr
         assert found[2] == f"{24 / int(found[1]):.2f}"
@@ -206,12 +205,9 @@ class TestGenerate:
         result = diffray_says("generate", "Hello", "--model", tiny, *flags)
         assert 0 < len(result.stdout) < len(output.outputs[0].text)
 
-    def test_watch_without_a_terminal_is_plain_text(self, tiny: str) -> None:
-        flags = ("generate", "Hello", "--model", tiny, "--max-tokens", "24")
-        assert diffray_says(*flags, "--watch").stdout == diffray_says(*flags).stdout
-
     def test_mistake_in_a_process_is_one_line(self, tiny: str) -> None:
-        done = run_diffray("generate", "Hello", "--model", tiny, "--decoder", "none")
+        run = own_process("generate", "Hello", "--model", tiny, "--decoder", "none")
+        done = subprocess.run(**run, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (1, "")
         assert len(done.stderr.splitlines()) == 1
 
@@ -256,14 +252,13 @@ def same(screen: Screen, text: str) -> bool:
 
 
 def in_terminal(*arguments: str) -> str:
-    code = "import sys; sys.argv[0] = 'diffray'\nfrom diffray.cluster.cli.main import app\napp()"
     main, tty = pty.openpty()
     termios.tcsetwinsize(tty, (24, 80))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"}
+    run = own_process(*arguments)
+    run["env"] |= {"TERM": "xterm"}
     for name in ("COLUMNS", "LINES"):
-        env.pop(name, None)
-    command = [sys.executable, "-c", code, *arguments]
-    process = subprocess.Popen(command, stdin=tty, stdout=tty, stderr=tty, env=env)
+        run["env"].pop(name, None)
+    process = subprocess.Popen(**run, stdin=tty, stdout=tty, stderr=tty)
     os.close(tty)
     said = b""
     with suppress(OSError):  # what Linux raises at the end
@@ -291,17 +286,13 @@ class TestInfoAndConvert:
         assert diffray_says(*flags, target).stdout == diffray_says(*flags, source).stdout
 
 
-def test_a_key_in_the_environment_is_refused_only_where_it_would_protect_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("DIFFRAY_API_KEY", "secret")
-    assert "no such file" in complaint("batch", str(tmp_path / "a"), "b", "--model", "demo")
-    said = complaint("serve", "--config", "a.yaml", "--print-config")
-    assert "DIFFRAY_API_KEY has no effect with --config" in said and "secret" not in said
-    monkeypatch.delenv("DIFFRAY_API_KEY", raising=False)  # the command has taken it
-    monkeypatch.setenv("DIFFRAY_OPERATOR_KEY", "secret")
-    said = complaint("serve", "--config", "a.yaml", "--print-config")
-    assert "DIFFRAY_OPERATOR_KEY has no effect with --config" in said and "secret" not in said
+def test_a_key_without_effect_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("DIFFRAY_API_KEY", "DIFFRAY_OPERATOR_KEY"):
+        monkeypatch.setenv(name, "secret")
+        assert "no such file" in complaint("batch", str(tmp_path / "a"), "b", "--model", "demo")
+        said = complaint("serve", "--config", "a.yaml", "--print-config")
+        assert f"{name} has no effect with --config" in said and "secret" not in said
+        monkeypatch.delenv(name, raising=False)  # the command has taken it
 
 
 def test_a_proxy_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,9 +409,6 @@ def test_a_mistake_is_one_sentence_that_names_it_and_what_to_do(
     typed = arguments.replace("TINY", tiny).replace("EMPTY", str(tmp_path)).split()
     said = complaint(*typed)
     assert [part for part in words.split(" | ") if part not in said] == [], said
-
-
-# A command, and what is suggested instead of it.
 
 
 # A command, and what is suggested instead of it.

@@ -147,9 +147,7 @@ def test_a_step_waits_for_its_place(screen: Screen) -> None:
     assert screen.text == "Hello worldly\n"
 
 
-def test_a_long_wait_is_explained_and_leaves_no_trace(
-    screen: Screen, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_wait_is_explained(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     with Playback(screen, pace=1000) as shown:

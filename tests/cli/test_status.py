@@ -46,9 +46,7 @@ def test_something_else_that_listens_is_not_waited_for(monkeypatch: pytest.Monke
         assert time.monotonic() - begin < 40
 
 
-def test_clusters_on_this_machine_are_named_and_whose_they_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_clusters_on_this_machine_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with raylet("127.0.0.1:7"), raylet("127.0.0.1:9"):
         with pytest.raises(ValueError, match="Ray clusters of yours run here") as said:

@@ -206,9 +206,7 @@ def sequence_of(length: int, iteration: Iteration, blocks: int = 1) -> Sequence:
 @pytest.mark.parametrize("eps", [0.0, 1e-3, 0.5, 1.0])
 @pytest.mark.parametrize("length", [1, 2, 19, 64])
 @pytest.mark.parametrize("steps", [1, 2, 19, 64, 4096])
-def test_a_schedule_decides_every_mask_in_no_more_steps(
-    steps: int, length: int, eps: float, iteration: Iteration
-) -> None:
+def test_a_schedule_ends_in_time(steps: int, length: int, eps: float, iteration: Iteration) -> None:
     shares = Schedule(steps=steps, eps=eps).shares(sequence_of(length, iteration))
     assert sum(shares) == length and min(shares) >= 1
     assert len(shares) <= steps + iteration.first_alone

@@ -185,9 +185,7 @@ def test_a_published_config_has_its_size() -> None:
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-def test_a_checkpoint_that_transformers_saved_is_the_same_model(
-    tmp_path: Path, explicit: bool
-) -> None:
+def test_what_transformers_saved_is_the_same_model(tmp_path: Path, explicit: bool) -> None:
     """It names each layer's heads instead of those of layers that see all."""
     original = pytest.importorskip("transformers.models.diffusion_gemma").modeling_diffusion_gemma
     theirs = original.DiffusionGemmaForBlockDiffusion.from_pretrained(FOLDER)

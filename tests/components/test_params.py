@@ -56,9 +56,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [  # the field, and what else 
 
 
 @pytest.mark.parametrize(("given", "field", "words"), MISTAKES)
-def test_a_mistake_is_one_sentence_that_names_its_field(
-    given: dict[str, Any], field: str, words: str
-) -> None:
+def test_a_mistake_is_one_sentence(given: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(InvalidField) as caught:
         SamplingParams(**given)
     said = str(caught.value)

@@ -17,6 +17,7 @@ from diffray.components.grammar.automaton import of_texts
 from diffray.components.grammar.canvas import Canvas, lay_out, spell
 from diffray.components.grammar.compile import Grammars, compile_regex
 from diffray.components.grammar.structured import StructuredOutputs
+from tests.helpers.random_grammars import random_ids
 from tests.helpers.random_schemas import random_schema
 
 # A token for each letter, and some of several that no slot's value may reach over.
@@ -72,28 +73,9 @@ def random_filling(canvas: Canvas, draw: random.Random) -> str:
             text += TEXTS[cell]
         elif number not in numbers:
             numbers.add(number)
-            text += _value(canvas, number, draw)
+            automaton, room = canvas.slots[number].automaton, canvas.cells.count(cell)
+            text += b"".join(TEXTS[token] for token in random_ids(automaton, draw, room + 1))
     return text.decode()
-
-
-def _value(canvas: Canvas, number: int, draw: random.Random) -> bytes:
-    automaton, state, text = canvas.slots[number].automaton, 0, b""
-    budget = canvas.cells.count(-1 - number) + 1
-    while True:
-        budget -= 1
-        edges = zip(
-            automaton.set_QD[state].tolist(), automaton.next_QD[state].tolist(), strict=True
-        )
-        classes, state = draw.choice(
-            [
-                (automaton.member_SC[chosen], following)
-                for chosen, following in edges
-                if automaton.member_SC[chosen].any() and automaton.distance_Q[following] <= budget
-            ]
-        )
-        if state == automaton.end:
-            return text
-        text += TEXTS[draw.choice(classes[automaton.class_V].nonzero()[0].tolist())]
 
 
 def test_every_filling_of_a_schema_s_canvas_is_valid() -> None:

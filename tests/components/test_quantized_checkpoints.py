@@ -275,9 +275,7 @@ ODD: list[Any] = [None, True, 0, -7, 4.0, 1e300, "", "x", "re:[", [], [None], {}
 
 
 @pytest.mark.parametrize("kind", ["gptq", "int4", "w8a8"])
-def test_odd_values_are_refused_or_mean_what_they_say(
-    tmp_path: Path, plain: Path, kind: str
-) -> None:
+def test_odd_values_are_refused_or_harmless(tmp_path: Path, plain: Path, kind: str) -> None:
     """Whatever a field holds: a model of the same weights, or one sentence."""
     folder = tmp_path / "small"
     if kind == "gptq":

@@ -39,9 +39,7 @@ class TestPlacement:
             (config(engine_kwargs=TWO, placement_group_config={"bundles": LISTED}), LISTED),
         ],
     )
-    def test_one_bundle_for_the_replica_and_one_for_each_rank(
-        self, wish: AppConfig, ranks: list[dict[str, float]]
-    ) -> None:
+    def test_each_rank_has_a_bundle(self, wish: AppConfig, ranks: list[dict[str, float]]) -> None:
         assert placement_bundles(wish) == [{"CPU": 1}, *ranks]
         assert resources(wish, replicas=2)["CPU"] == 2 + 2 * sum(
             each.get("CPU", 0) for each in ranks

@@ -90,9 +90,7 @@ def test_another_replica_gets_the_same_bytes() -> None:
     assert sent[1]["body"] == b"".join(BODY)
 
 
-def test_a_request_that_is_too_large_to_keep_is_not_sent_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_too_large_to_keep_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingress, "_LARGEST", len(BODY[0]))
     sent, count = sent_by(["lost", "answers"])
     assert (count, sent[0]["status"]) == (1, 503)

@@ -170,9 +170,7 @@ def doors(document: dict[str, Any]) -> list[DoorConfig]:
 
 class TestServe:
     @SERVICES
-    def test_serve_reads_all_of_the_config_and_several_models_have_a_door(
-        self, document: dict[str, Any]
-    ) -> None:
+    def test_serve_reads_everything_and_several_have_a_door(self, document: dict[str, Any]) -> None:
         from ray.serve.schema import ServeDeploySchema
 
         config = serve_config(document)

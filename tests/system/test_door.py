@@ -141,9 +141,7 @@ def updates(served: Served) -> dict[str, int]:
     return of_replicas(served, "num_weight_updates_total")
 
 
-def test_no_answer_under_load_is_by_two_versions_of_the_weights(
-    served: Served, tmp_path: Path
-) -> None:
+def test_no_answer_is_by_two_versions_of_the_weights(served: Served, tmp_path: Path) -> None:
     """Clients ask both replicas all along, and every answer is whole by the version it names."""
     old = demo_path("demo")
     assert old is not None

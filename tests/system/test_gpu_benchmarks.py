@@ -139,9 +139,7 @@ def test_a_scripted_generation_takes_the_steps_it_was_asked_for(name: str) -> No
 
 
 @pytest.mark.parametrize("cache", ["dual", "vicinity"])
-def test_as_many_steps_run_everything_as_is_predicted(
-    cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_full_steps_run_as_predicted(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six in each block."""
     shape, prompt, tokens, block = TOY["toy-moe"], 64, 96, 12
     model = random_model(shape, 256, 256, torch.device("cpu"), TORCH, "float32")
@@ -201,9 +199,7 @@ def test_what_bring_up_chose_is_measured_and_the_default_beside_it(chosen: Path)
     assert choices.right_variants(chosen, "toy-moe") == ["softmax_router triton fused"]
 
 
-def test_kernels_are_checked_in_the_variants_of_the_run(
-    chosen: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_checked_as_they_run(chosen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_kernels, "WORKS", (WORK,))
     ran: dict[str, set[str]] = {}
     for wanted in ("used", "right"):
@@ -221,9 +217,7 @@ def test_kernels_are_checked_in_the_variants_of_the_run(
     }
 
 
-def test_a_text_is_generated_with_what_was_chosen(
-    chosen: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_are_of_the_chosen_variants(chosen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the prediction, too: it is by the variants that ran."""
     choose_kernels = Mock(return_value=TORCH)
     monkeypatch.setattr(generate, "choose_kernels", choose_kernels)
@@ -388,9 +382,7 @@ class TestCheckEngine:
         assert report["program"] == "check_engine"
 
     @pytest.mark.parametrize("family", MASKED)
-    def test_the_longest_case_of_each_family_fits(
-        self, family: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_longest_cases_fit(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
         longest = max(cases_of(family), key=lambda case: len(case["prompt"]) + case["gen_length"])
         monkeypatch.setattr(engine_checks, "cases_of", lambda _: [longest])
         way = engine_checks.Way("float32", "torch", None)
@@ -477,9 +469,7 @@ class TestAllOfThem:
         assert sorted(file.name for file in tmp_path.iterdir()) == ["kernels.json", "summary.txt"]
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_a_run_that_is_ended_packs_what_it_has(
-        self, number: signal.Signals, tmp_path: Path
-    ) -> None:
+    def test_an_ended_run_packs_what_it_has(self, number: signal.Signals, tmp_path: Path) -> None:
         out = tmp_path / "results"
         code = RUNNER.format(run=("fine", "check_engine", "--device cpu", 300), more="")
         command = [sys.executable, "-c", code, "--out", str(out)]
@@ -509,9 +499,7 @@ class TestAllOfThem:
         while program.exists() and "Z" not in (program / "stat").read_text().split()[2]:
             time.sleep(0.1)
 
-    def test_a_program_that_fails_or_takes_too_long_is_said_to(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+    def test_program_ends_are_told(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         reports_and_hangs = """
 import json, pathlib, sys, time
 report = {"complete": False, "cases": 9, "wrong": 0, "verdicts": ["met"], "rows": [{"case": "a"}]}
@@ -594,9 +582,7 @@ def experts_forward(x, w31, w2, ids, weights, config):
 """
 
 
-def test_the_yardstick_judges_what_it_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_yardstick_judges_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stand_in_experts.py").write_text(STAND_IN)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(yardstick, "ceilings", lambda: Ceilings(1e9, 1e12))

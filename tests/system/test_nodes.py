@@ -280,9 +280,7 @@ def test_counters_are_those_of_all_replicas(url: str, served: str) -> None:
         assert total(scrapes[-1], name) - total(scrapes[0], name) == grown, name
 
 
-def test_a_replica_that_hangs_is_killed_and_what_it_was_asked_is_answered(
-    url: str, served: str, text: str
-) -> None:
+def test_what_a_hung_replica_was_asked_is_answered(url: str, served: str, text: str) -> None:
     """Its coordinator ends it; Serve itself would wait for three checks of health and more."""
     hung = next(iter(alive("ServeReplica:two")))
     with ThreadPoolExecutor(8) as pool:

@@ -106,9 +106,7 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long
 @pytest.mark.core
 @needs_source_tree
-def test_wheel_holds_the_package_alone_and_imports_away_from_the_source_tree(
-    source: Path, wheel: Path, tmp_path: Path
-) -> None:
+def test_wheel_holds_and_imports_the_package(source: Path, wheel: Path, tmp_path: Path) -> None:
     expected = {
         Path(folder, file).relative_to(source).as_posix()
         for folder, _, files in os.walk(source / "diffray", followlinks=True)

@@ -243,9 +243,7 @@ def test_a_request_says_which_replica_it_is_meant_for_whatever_its_client_says(p
         ("/-/ROUTES", 404, "not_found"),
     ],
 )
-def test_what_it_says_itself_has_openai_s_shape(
-    port: int, path: str, status: int, code: str
-) -> None:
+def test_its_own_errors_have_openai_s_shape(port: int, path: str, status: int, code: str) -> None:
     answer = httpx2.get(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE_S)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert ("retry-after" in answer.headers) == (status == 503)
@@ -309,9 +307,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_where_it_dies_another_stands_in_until_serve_has_started_one(
-    port: int, folder: Path
-) -> None:
+def test_another_stands_in_until_serve_has_started_one(port: int, folder: Path) -> None:
     """It finishes its answers, even if the one that Serve has started dies."""
     config, note = folder / "node/haproxy.cfg", folder / "node" / proxy.STAND_IN
     running = partial(haproxies, folder)
@@ -340,9 +336,7 @@ def test_where_it_dies_another_stands_in_until_serve_has_started_one(
     assert not is_answered(port)
 
 
-def test_one_that_could_not_listen_is_started_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_cannot_listen_starts_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stand_in, "_START_S", 0.5)
     (folder / "node").mkdir()
     (folder / "node/haproxy.cfg").touch()

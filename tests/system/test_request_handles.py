@@ -55,9 +55,7 @@ def plain() -> Iterator[DiffusionLLM]:
         yield llm
 
 
-async def test_an_application_answers_as_a_model_of_this_process(
-    application_name: str, plain: DiffusionLLM
-) -> None:
+async def test_an_application_is_a_model(application_name: str, plain: DiffusionLLM) -> None:
     params = SamplingParams(max_tokens=64, n=2, temperature=0.8, seed=2, logprobs=True)
 
     llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
@@ -82,9 +80,7 @@ async def ongoing(name: str) -> float:
     return float(stats[ONGOING_TOKENS])
 
 
-async def test_blocks_are_followed_and_cancelled_requests_free_their_place(
-    application_name: str,
-) -> None:
+async def test_blocks_are_followed_and_cancelling_frees_places(application_name: str) -> None:
     llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
     handles = [await llm.submit("Tom", LONG) for _ in range(3)]
     seen = set()

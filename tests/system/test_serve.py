@@ -58,9 +58,7 @@ def openai_client(served: Served, path: str = "", key: str = KEY) -> Iterator[Op
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_stock_client_gets_the_answers_of_this_process(
-    served: Served, llms: dict[str, DiffusionLLM], model: str
-) -> None:
+def test_stock_client_answers(served: Served, llms: dict[str, DiffusionLLM], model: str) -> None:
     """Whole at the model's own path, and as a stream at the door."""
     wishes: dict[str, Any] = {"max_tokens": 32, "temperature": 0.8, "seed": 5, "n": 2}
     (expected,) = llms[model].chat(MESSAGES, SamplingParams(**wishes))
@@ -87,9 +85,7 @@ def test_a_stock_client_gets_the_answers_of_this_process(
 
 
 @pytest.mark.long
-def test_the_npm_client_streams(
-    served: Served, llms: dict[str, DiffusionLLM], tmp_path: Path
-) -> None:
+def test_the_npm_client_asks(served: Served, llms: dict[str, DiffusionLLM], tmp_path: Path) -> None:
     told = npm_told(npm_project(tmp_path), f"{served.url}/demo", MESSAGES, KEY)
     (expected,) = llms["demo"].chat(MESSAGES, SamplingParams(max_tokens=40), use_tqdm=False)
     assert told["text"] == told["whole"] == expected.outputs[0].text
@@ -169,9 +165,7 @@ def mixed_requests(count: int) -> list[dict[str, Any]]:
     return bodies
 
 
-def test_each_of_64_answers_is_its_solo_answer(
-    served: Served, llms: dict[str, DiffusionLLM]
-) -> None:
+def test_64_answers_are_solo_answers(served: Served, llms: dict[str, DiffusionLLM]) -> None:
     """Some ask the door, others a model's own path; some want a stream."""
     bodies = mixed_requests(64)
 

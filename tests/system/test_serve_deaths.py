@@ -126,9 +126,7 @@ def wait_for_phase(served: ServeProcess, phase: str) -> None:
         ("SIGHUP", "Loading demo"),
     ],
 )
-def test_a_signal_while_it_starts_leaves_nothing_behind(
-    phase: str, signal_name: str, port: int
-) -> None:
+def test_a_signal_at_the_start_leaves_nothing(phase: str, signal_name: str, port: int) -> None:
     number = signal.Signals[signal_name]
     with serve_process("demo", "--device", "cpu", port=port) as served:
         wait_for_phase(served, phase)
@@ -165,9 +163,7 @@ def test_a_device_that_this_machine_lacks_is_refused(port: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_ray_that_does_not_start_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_ray_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**options: Any) -> None:
         raise Exception("The current node timed out during startup.\nThis could happen because")
 

@@ -118,9 +118,7 @@ def longest_refusal(answers: list[Answer]) -> float:
 @pytest.mark.parametrize(
     "name", ["ray::ServeReplica", HAPROXY, "ray::HAProxyManager", "ray::ProxyActor"]
 )
-def test_whatever_dies_each_answers_its_own_clients(
-    servers: tuple[ServeProcess, ServeProcess], name: str
-) -> None:
+def test_deaths_mix_up_no_clients(servers: tuple[ServeProcess, ServeProcess], name: str) -> None:
     one, two = servers
     with asking(one) as ones, asking(two, KEY) as twos:
         wait_until_answered(ones, 0.0)
@@ -135,9 +133,7 @@ def test_whatever_dies_each_answers_its_own_clients(
     assert all(each.status == 200 for each in twos)
 
 
-def test_while_one_ends_its_clients_are_not_sent_away(
-    servers: tuple[ServeProcess, ServeProcess],
-) -> None:
+def test_an_ending_server_sends_none_away(servers: tuple[ServeProcess, ServeProcess]) -> None:
     one, two = servers
     with asking(one) as ones, asking(two, KEY) as twos:
         wait_until_answered(ones, 0.0)

@@ -108,13 +108,10 @@ def test_an_image_beyond_the_windows_reach_is_seen_as_by_the_original() -> None:
     types = torch.tensor([[int(token == 508) for token in prompt]])
     with torch.inference_mode():
         masks = theirs.model.encoder.create_masks_for_generate(
-            config=theirs.config,
-            inputs_embeds=torch.empty(1, n, 0),
-            attention_mask=torch.ones(1, n, dtype=torch.bool),
-            past_key_values=None,
-            position_ids=torch.arange(n).unsqueeze(0),
-            mm_token_type_ids=types,
-        )
+            config=theirs.config, inputs_embeds=torch.empty(1, n, 0),
+            attention_mask=torch.ones(1, n, dtype=torch.bool), past_key_values=None,
+            position_ids=torch.arange(n).unsqueeze(0), mm_token_type_ids=types,
+        )  # fmt: skip
         expected = theirs(
             input_ids=torch.tensor([prompt]),
             pixel_values=torch.tensor([image["pixel_values"]], dtype=torch.float64),

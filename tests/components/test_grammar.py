@@ -149,14 +149,9 @@ def drawn(case: Case, count: int) -> Tensor:
     rows_R = torch.arange(len(cells_R))
     group = Structured(
         Automata.join((automaton,) * count, torch.device("cpu")),
-        torch.arange(count * length).view(count, length),
-        case.entry(count),
-        rows_R,
-        cells_R,
-        Draws(rows_R, torch.ones(len(rows_R)).double(), None, None),
-        None,
-        rows_R,
-    )
+        torch.arange(count * length).view(count, length), case.entry(count), rows_R, cells_R,
+        Draws(rows_R, torch.ones(len(rows_R)).double(), None, None), None, rows_R,
+    )  # fmt: skip
     value_RV = case.value_LV[open_N].repeat(count, 1)
     logits = Logits(torch.nn.functional.pad(value_RV, (0, 1)), 0, Mesh())
     rows = Rows(cells_R, None, None, (), None, (), 0, structured=(group,))

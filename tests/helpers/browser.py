@@ -116,12 +116,9 @@ class Browser:
 
     def show_as(self, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
         self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
             mobile=phone,
-        )
+        )  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 

@@ -155,12 +155,9 @@ def run_pinned(mesh: Mesh, model: str) -> Pinned:
     for uid in range(8):
         canvas = random_canvas(random.Random(uid), size, mask_id, engine.eos_token_ids[0])
         params = SamplingParams(
-            max_tokens=200,
-            seed=uid,
-            temperature=uid % 2,
-            logprobs=True,
+            max_tokens=200, seed=uid, temperature=uid % 2, logprobs=True,
             diffusion={"canvas": "pinned", "cfg_scale": (0, 0.7)[uid % 3 == 2]},
-        )
+        )  # fmt: skip
         prompt = tuple(range(20, 40 + uid))
         engine.add(Request(uid, prompt, params, grammar=canvas.to_bytes()))
     found = Pinned({}, {}, True)
@@ -187,12 +184,9 @@ def run_drafted(mesh: Mesh, model: str, *, speculation: bool = True) -> Drafted:
     policies = [fixed, lopa, fixed, {"decoder": {"kind": "threshold", "threshold": 0.3}} | verify]
     for uid, policy in enumerate(policies):
         params = SamplingParams(
-            max_tokens=24,
-            seed=uid,
-            temperature=(0, 0, 0.4, 0)[uid],
-            ignore_eos=True,
+            max_tokens=24, seed=uid, temperature=(0, 0, 0.4, 0)[uid], ignore_eos=True,
             diffusion={"block_length": 8} | policy,
-        )
+        )  # fmt: skip
         engine.add(Request(uid, tuple(range(20, 31 + uid)), params))
     found: dict[int, list[tuple[int, int]]] = {uid: [] for uid in range(len(policies))}
     agreed = True

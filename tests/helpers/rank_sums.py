@@ -52,15 +52,11 @@ def recorded(mesh: Mesh, names: Items[str], patience_s: float) -> list[GroupOutc
     """Return the outcome on this rank of each recorder that stands in for CUDA graphs'."""
     return [
         try_together(
-            mesh,
-            "float32",
-            steps=STEPS,
-            opener=f"{STAND_INS}:absent_on_rank_1",
-            recorder=f"{RECORDERS}:{name}",
-            patience_s=patience_s,
+            mesh, "float32", steps=STEPS, opener=f"{STAND_INS}:absent_on_rank_1",
+            recorder=f"{RECORDERS}:{name}", patience_s=patience_s,
         )
         for name in names
-    ]
+    ]  # fmt: skip
 
 
 class Kept(NamedTuple):
@@ -78,14 +74,9 @@ def kept(mesh: Mesh, cache: Path, name: str, *, is_kept: bool) -> Kept:
     if mesh.rank == 0 and is_kept:
         FindingsFile(KEY).write(known)
     found = with_group(
-        known,
-        mesh,
-        STEPS,
-        say=said.append,
-        opener=f"{STAND_INS}:absent_on_rank_1",
-        recorder=f"{RECORDERS}:{name}",
-        patience_s=120,
-    )
+        known, mesh, STEPS, say=said.append, opener=f"{STAND_INS}:absent_on_rank_1",
+        recorder=f"{RECORDERS}:{name}", patience_s=120,
+    )  # fmt: skip
     mesh.smallest("written", 1)
     return Kept(found, said, FindingsFile(KEY).read())
 

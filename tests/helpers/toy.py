@@ -36,16 +36,10 @@ def toy_spec(
     logit_shift: int = 0,
 ) -> ModelSpec:
     return ModelSpec(
-        num_layers=num_layers,
-        num_kv_heads=2,
-        head_dim=head_dim,
-        hidden_size=hidden_size,
-        vocab_size=VOCAB,
-        vocab_start=0,
-        max_positions=512,
-        block_causal=block_causal,
+        num_layers=num_layers, num_kv_heads=2, head_dim=head_dim, hidden_size=hidden_size,
+        vocab_size=VOCAB, vocab_start=0, max_positions=512, block_causal=block_causal,
         logit_shift=logit_shift,
-    )
+    )  # fmt: skip
 
 
 class WritesLogits(ABC):
@@ -169,17 +163,10 @@ def toy_engine(
 ) -> Engine:
     spec = model.spec
     kv = KVPool(
-        shapes=spec.kv_shapes,
-        num_pages=num_pages,
-        page_size=page_size,
-        dtype=torch.float64,
-        device=CPU,
-        host_pages=host_pages,
-        prefix_ttl=prefix_ttl,
-        form=form,
-        share_first_steps=first_steps != "off",
-        approximate_first_steps=first_steps == "approx",
-    )
+        shapes=spec.kv_shapes, num_pages=num_pages, page_size=page_size, dtype=torch.float64,
+        device=CPU, host_pages=host_pages, prefix_ttl=prefix_ttl, form=form,
+        share_first_steps=first_steps != "off", approximate_first_steps=first_steps == "approx",
+    )  # fmt: skip
     slots = Slots(num_slots, spec.max_positions, MASK, CPU)
     return Engine(model, kv, slots, eos_token_ids=(EOS,), mesh=Mesh(), chunk=chunk)
 

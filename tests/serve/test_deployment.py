@@ -147,18 +147,9 @@ def context(
     )
     reported: Any = {str(number): each for number, each in enumerate(tokens)}
     return AutoscalingContext(
-        deployment_id=DeploymentID("a", "b"),
-        deployment_name="a",
-        app_name="b",
-        current_num_replicas=replicas,
-        target_num_replicas=replicas,
-        running_replicas=[],
-        total_num_requests=lambda: running + queued,
-        total_queued_requests=lambda: queued,
-        aggregated_metrics=lambda: {ONGOING_TOKENS: reported},
-        capacity_adjusted_min_replicas=low,
-        capacity_adjusted_max_replicas=high,
-        policy_state={},
-        config=config,
-        **unused,
-    )
+        deployment_id=DeploymentID("a", "b"), deployment_name="a", app_name="b",
+        current_num_replicas=replicas, target_num_replicas=replicas, running_replicas=[],
+        total_num_requests=lambda: running + queued, total_queued_requests=lambda: queued,
+        aggregated_metrics=lambda: {ONGOING_TOKENS: reported}, capacity_adjusted_min_replicas=low,
+        capacity_adjusted_max_replicas=high, policy_state={}, config=config, **unused,
+    )  # fmt: skip

@@ -533,9 +533,7 @@ def test_logs_hold_no_prompts_texts_and_keys(
         httpx2.post(url + COMPLETE, content=secret, headers=headers | JSON)
         broken = httpx2.post(breaking_url + COMPLETE, json={"prompt": secret, "stream": True})
         assert '"text":"a"' in broken.text and '"internal_error"' in broken.text
-    ours = [
-        record for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))
-    ]
+    ours = [each for each in caplog.records if not each.name.startswith(("httpx", "httpcore"))]
     logged = "\n".join(f"{record.getMessage()} {record.exc_text or ''}" for record in ours)
     out, err = capfd.readouterr()
     for text in (logged, out, err):

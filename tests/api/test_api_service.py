@@ -39,6 +39,7 @@ from tests.helpers.toy import EOS
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
 IDS: dict[str, Any] = {"prompt": [1, 2, 3]}
+Updates = AsyncGenerator[Update, None]
 
 
 def service(engine: EngineClient, **options: Any) -> Service:
@@ -139,7 +140,7 @@ def test_a_missed_deadline_is_504() -> None:
 
 def test_usage_and_metrics_say_what_is_approximate() -> None:
     class Approximating(Recorder):
-        async def submit(self, *given: Any, **more: Any) -> AsyncGenerator[Update, None]:
+        async def submit(self, *given: Any, **more: Any) -> Updates:
             async for update in super().submit(*given, **more):
                 update.cached_tokens, update.approximate = 2, True
                 yield update
@@ -166,9 +167,7 @@ def test_metrics_divide_the_time_of_a_choice(monkeypatch: pytest.MonkeyPatch) ->
     now = 100.0
 
     class Clocked(Recorder):
-        async def submit(
-            self, request: CheckedRequest, **options: Any
-        ) -> AsyncGenerator[Update, None]:
+        async def submit(self, request: CheckedRequest, **options: Any) -> Updates:
             nonlocal now
             now += 2.0
             first = True
@@ -193,9 +192,7 @@ def test_leaving_a_stream_cancels_its_requests() -> None:
     closed: list[int] = []
 
     class Endless(Recorder):
-        async def submit(
-            self, request: CheckedRequest, **options: Any
-        ) -> AsyncGenerator[Update, None]:
+        async def submit(self, request: CheckedRequest, **options: Any) -> Updates:
             try:
                 while True:
                     await asyncio.sleep(0)
@@ -257,22 +254,17 @@ def test_a_chat_gets_what_is_left_of_the_context(block_causal: bool, room: int) 
     assert (error.value.code, error.value.param) == ("context_length_exceeded", "messages")
 
 
-def test_blocks_after_the_prompt_are_whole() -> None:
-    spec = replace(LIMITS.spec, block_causal=True, encodes=True, block_length=32)
-    body = parse(ChatBody, HELLO | {"max_tokens": 500})
-    assert builder(replace(LIMITS, spec=spec, context=200)).params(body, 30).max_tokens == 160
-
-
-def test_a_default_length_fits_the_context() -> None:
+def test_the_room_of_an_answer() -> None:
+    """A default length fits, blocks after a prompt are whole, and guidance halves the pages."""
     made = builder(replace(LIMITS, context=100), max_tokens=90)
     for body in (parse(ChatBody, HELLO), parse(CompletionBody, IDS)):
         assert [made.params(body, taken).max_tokens for taken in (5, 30)] == [90, 70]
-
-
-def test_guidance_halves_the_pages() -> None:
     made = builder(replace(LIMITS, num_pages=10, page_size=8))
-    plain, guided = (DiffusionParams(cfg_scale=scale) for scale in (0, 1))
-    assert (made.room(plain, 0), made.room(guided, 0)) == (80, 40)
+    for scale, room in ((0, 80), (1, 40)):
+        assert made.room(DiffusionParams(cfg_scale=scale), 0) == room
+    spec = replace(LIMITS.spec, block_causal=True, encodes=True, block_length=32)
+    made = builder(replace(LIMITS, spec=spec, context=200))
+    assert made.params(parse(ChatBody, HELLO | {"max_tokens": 500}), 30).max_tokens == 160
 
 
 def test_generation_config_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -328,9 +320,7 @@ def test_tokens_of_partial_characters_have_bytes() -> None:
 
 def test_the_end_token_is_a_stop_reason_only_on_request() -> None:
     class Ending(Recorder):
-        async def submit(
-            self, request: CheckedRequest, **options: Any
-        ) -> AsyncGenerator[Update, None]:
+        async def submit(self, request: CheckedRequest, **options: Any) -> Updates:
             yield Update(request.uid, [EOS], [0], [0.0], "stop", EOS, 1)
 
     for asked, reason in (({}, None), ({"stop_token_ids": [EOS]}, EOS)):
@@ -369,7 +359,7 @@ def test_no_request_holds_the_loop_for_long(name: str) -> None:
     """The same loop streams to others and receives from the coordinator."""
 
     class Ranked(Recorder):
-        async def submit(self, *given: Any, **more: Any) -> AsyncGenerator[Update, None]:
+        async def submit(self, *given: Any, **more: Any) -> Updates:
             async for update in super().submit(*given, **more):
                 update.top_logprobs = [[(1, -0.5)] * 20]
                 yield update
@@ -386,9 +376,7 @@ def test_a_slow_reader_holds_back_several_choices() -> None:
     sent = 0
 
     class Eager(Recorder):
-        async def submit(
-            self, request: CheckedRequest, **options: Any
-        ) -> AsyncGenerator[Update, None]:
+        async def submit(self, request: CheckedRequest, **options: Any) -> Updates:
             nonlocal sent
             for number in range(100_000):
                 sent += 1

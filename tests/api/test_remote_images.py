@@ -164,9 +164,7 @@ def test_https_reaches_the_checked_address(tmp_path: Path, monkeypatch: pytest.M
         assert (asked, told, seen) == ([other], [other], [])
 
 
-@pytest.mark.parametrize(
-    "host", ["https://example.com", "example.com/images", "*", "a:0", "", "a@b"]
-)
+@pytest.mark.parametrize("host", ["https://example.com", "example.com/a", "*", "a:0", "", "a@b"])
 def test_a_wrong_host_is_refused_at_the_start(host: str) -> None:
     with pytest.raises(ValueError, match=r"allowed_media_domains: .* is not a host; write a name"):
         ApiSettings(allowed_media_domains=(host,))

@@ -61,9 +61,7 @@ def picky(asked: Asked) -> HttpAnswer:
     return echo(asked)
 
 
-def through(
-    url: str, key: str | None = None, timeout: float = 10.0, model: str | None = None
-) -> Any:
+def through(url: str, key: str | None = None, timeout: float = 10, model: str | None = None) -> Any:
     endpoint = Endpoint.at(url, key)
     return endpoint_answers(endpoint, model=model, timeout=timeout, first_pause=0.01)
 

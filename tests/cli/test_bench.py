@@ -149,12 +149,10 @@ def test_bytes_that_a_step_reads(llm: DiffusionLLM) -> None:
 
 
 class TestCounting:
-    @pytest.mark.parametrize(
-        ("end", "ignores", "count"), [(9, False, 2), (9, True, 5), (8, False, 5)]
-    )
-    def test_tokens_before_the_first_end(self, end: int, ignores: bool, count: int) -> None:
+    @pytest.mark.parametrize(("end", "ignores", "n"), [(9, False, 2), (9, True, 5), (8, False, 5)])
+    def test_tokens_before_the_first_end(self, end: int, ignores: bool, n: int) -> None:
         output = RequestOutput(None, [1], [CompletionOutput(0, token_ids=[5, 6, 9, 7, 9])])
-        assert counted(output, [end], ignore_eos=ignores) == count
+        assert counted(output, [end], ignore_eos=ignores) == n
 
     def test_a_run_counts_shared_forwards_once(self, tiny: str) -> None:
         params = SamplingParams(

@@ -176,9 +176,7 @@ def test_scarce_resources_must_be_fixed(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_quantized_experts_take_a_byte_each() -> None:
     path = str(GOLDEN / "llada_moe")
-    plain, small = (
-        describe(path, given).bytes_in_memory["bfloat16"] for given in (None, "experts_int8")
-    )
+    plain, small = (describe(path, q).bytes_in_memory["bfloat16"] for q in (None, "experts_int8"))
     model = load_model(path, dtype="bfloat16", progress=False, quantization="experts_int8")
     routed = [(w.kept.values_EOI, w.kept.scale_EOG) for w in weights_of(model, "experts")]
     assert plain - small == sum(v.numel() - s.nbytes for v, s in routed) > 0

@@ -166,17 +166,13 @@ def test_numbers_that_do_not_fit_together_are_refused(config: dict[str, Any], sa
     [
         (LLADA, {"rope_full_precision": True, "scale_logits": False, "flash_attention": False}),
         (LLADA_MOE, {"norm_topk_prob": None, "partial_rotary_factor": 1, "rope_scaling": None}),
-        (
-            LLADA2_MOE,
-            {
-                **{"max_window_layers": 28, "partial_rotary_factor": 0.5, "rotary_dim": 4},
-                **dict.fromkeys(["use_qk_norm", "use_rmsnorm"], True),
-                **dict.fromkeys(["norm_head", "norm_softmax", "use_sliding_window"], False),
-                "using_split_qkv_in_self_attention": False,
-            },
-        ),
+        (LLADA2_MOE, {
+            "max_window_layers": 28, "partial_rotary_factor": 0.5, "rotary_dim": 4,
+            "use_qk_norm": True, "use_rmsnorm": True, "norm_head": False, "norm_softmax": False,
+            "use_sliding_window": False, "using_split_qkv_in_self_attention": False,
+        }),
     ],
-)
+)  # fmt: skip
 def test_published_configs_are_accepted(base: dict[str, Any], published: dict[str, Any]) -> None:
     dims, plain = (
         choose_build(config)(config, Mesh(), torch.float32).dims

@@ -16,6 +16,7 @@ from diffray.components.decoders.whole_slots import WholeSlots
 from diffray.components.policy import DiffusionParams, Policy, accepted_by
 from tests.helpers.toy import toy_spec
 
+MISSPELT = {"diffusion": {"decoder": {"kind": "threshold", "treshold": 0.9}}}
 UNION = "allowed: 'threshold', 'fixed', 'hierarchy'"
 MISTAKES: list[tuple[dict[str, Any], str, str]] = [  # the field, and what else is said
     ({"temperature": -1}, "temperature", "given: -1"),
@@ -47,9 +48,9 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [  # the field, and what else 
     ({"diffusion": {"decoder": {"kind": "treshold"}}}, "diffusion.decoder", "mean 'threshold'?"),
     ({"diffusion": {"decoder": {"threshold": 0.9}}}, "diffusion.decoder", UNION),
     (
-        {"diffusion": {"decoder": {"kind": "threshold", "treshold": 0.9}}},
+        MISSPELT,
         "diffusion.decoder.treshold",
-        "did you mean 'threshold'? Allowed: kind, threshold, steps_per_block",
+        "mean 'threshold'? Allowed: kind, threshold, steps_per",
     ),
     ({"diffusion": {"cache": {"kind": "vicinity", "before": -1}}}, "diffusion.cache.before", "-1"),
 ]

@@ -56,10 +56,8 @@ def test_too_many_options_are_refused_before_a_table_is_filled() -> None:
     """Each state has room for as many edges as the first, and a step looks at all of them."""
     draw = random.Random(3)
     texts = tuple("".join(draw.choices(string.ascii_letters, k=20)) for _ in range(1000))
-    letters = {text: token for token, text in enumerate(TEXTS)}
-    grammars = Grammars(
-        VOCABULARY, (END,), END + 1, lambda text: [letters[c.encode()] for c in text]
-    )
+    ids = {text: token for token, text in enumerate(TEXTS)}
+    grammars = Grammars(VOCABULARY, (END,), END + 1, lambda text: [ids[c.encode()] for c in text])
     assert grammars.compile(StructuredOutputs(choice=texts[:50]), 8)
     with pytest.raises(InvalidField, match="too large an automaton"):
         grammars.compile(StructuredOutputs(choice=texts), 8)
@@ -166,7 +164,5 @@ def test_many_records_share_an_instruction() -> None:
                 fields = output.outputs[0].fields
                 assert fields is not None
                 assert fields["job"].options[job] == fields["job"].probability > 0.5
-            shared = [
-                output.cached_tokens for output in llm.decide(records, {"json": schema}, long)
-            ]
+            shared = [each.cached_tokens for each in llm.decide(records, {"json": schema}, long)]
             assert (max(shared) >= 64) == (model == "demo-llada2")

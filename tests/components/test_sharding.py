@@ -87,6 +87,7 @@ UNEVEN = [  # the number of ranks, what they cannot share, and the numbers that 
     (LLADA | {"n_heads": 16, "vocab_size": 7}, 16, "the vocabulary size (7)", "1, 2, 4"),
 ]
 SENTENCE = "{} cannot be divided over {} ranks; this model runs on {} ranks"
+SIX = SENTENCE.format("the experts (6)", 4, "1, 2") + " with expert_parallel"
 NO_EXPERTS = "no experts to distribute; leave expert_parallel out"
 
 
@@ -94,11 +95,7 @@ NO_EXPERTS = "no experts to distribute; leave expert_parallel out"
     ("config", "mesh", "said"),
     [
         *((config, Mesh(0, n), SENTENCE.format(what, n, ok)) for config, n, what, ok in UNEVEN),
-        (
-            LLADA_MOE | {"num_experts": 6},
-            Mesh(0, 4, True),
-            SENTENCE.format("the experts (6)", 4, "1, 2") + " with expert_parallel",
-        ),
+        (LLADA_MOE | {"num_experts": 6}, Mesh(0, 4, True), SIX),
         (LLADA, Mesh(0, 2, True), NO_EXPERTS),
     ],
 )

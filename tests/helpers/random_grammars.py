@@ -56,13 +56,11 @@ def random_ids(automaton: Automaton, draw: random.Random, budget: int) -> list[i
     state, ids = 0, list[int]()
     while True:
         budget -= 1
-        edges = zip(
-            automaton.set_QD[state].tolist(), automaton.next_QD[state].tolist(), strict=True
-        )
+        ways = zip(automaton.set_QD[state].tolist(), automaton.next_QD[state].tolist(), strict=True)
         classes, state = draw.choice(
             [
                 (automaton.member_SC[number], following)
-                for number, following in edges
+                for number, following in ways
                 if automaton.member_SC[number].any() and automaton.distance_Q[following] <= budget
             ]
         )

@@ -177,6 +177,13 @@ class TestDoor:
 
 
 PLACEMENT, DEPLOYMENT = "placement_group_config", "deployment_config"
+ROUTED: dict[str, Any] = {DEPLOYMENT: {"num_replicas": 2, "prefix_routing": True}}
+
+
+def scaled(scaling: dict[str, int], **more: int) -> dict[str, Any]:
+    return {DEPLOYMENT: {"autoscaling_config": {"max_replicas": 2} | scaling, **more}}
+
+
 # Options of a model, and parts of the one sentence.
 ARGS: list[tuple[dict[str, Any], str]] = [
     ({"engine_kwargs": {"tensor_parallel": 2}}, "engine_kwargs | 'tensor_parallel'"),
@@ -184,24 +191,13 @@ ARGS: list[tuple[dict[str, Any], str]] = [
     ({"accelerator_type": "H200", "engine_kwargs": {"device": "cpu"}}, "needs GPUs"),
     ({DEPLOYMENT: {"max_queued_requests": 0}}, "max_queued_requests | -1"),
     (
-        {
-            DEPLOYMENT: {"num_replicas": 2, "prefix_routing": True},
-            "engine_kwargs": {"enable_prefix_caching": False},
-        },
-        "prefix_routing | enable_prefix_caching",
+        ROUTED | {"engine_kwargs": {"enable_prefix_caching": False}},
+        "prefix_routing | enable_prefix",
     ),
-    (
-        {DEPLOYMENT: {"num_replicas": 2, "autoscaling_config": {"max_replicas": 2}}},
-        "num_replicas | not both",
-    ),
-    *(
-        ({DEPLOYMENT: {"autoscaling_config": {"max_replicas": 2} | scaling}}, words)
-        for scaling, words in (
-            ({"min_replicas": 3}, "(3) | (2)"),
-            ({"initial_replicas": 3}, "initial_replicas (3)"),
-            ({"target_ongoing_requests": 2, "target_ongoing_tokens": 2}, "not both"),
-        )
-    ),
+    (scaled({}, num_replicas=2), "num_replicas | not both"),
+    (scaled({"min_replicas": 3}), "(3) | (2)"),
+    (scaled({"initial_replicas": 3}), "initial_replicas (3)"),
+    (scaled({"target_ongoing_requests": 2, "target_ongoing_tokens": 2}), "not both"),
     ({"api": {"api_keys": ["sha256:123"]}}, "64 hexadecimal digits"),
     ({"api": {"api_keys": ["a"]}, "api_key_env": "B"}, "api_key_env | not both"),
     ({"api": {"operator_keys": ["a"]}, "operator_key_env": "B"}, "operator_key_env | not both"),

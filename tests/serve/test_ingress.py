@@ -84,9 +84,7 @@ def event(message: Message) -> Any:
 def test_another_replica_gets_the_same_bytes() -> None:
     sent, count = sent_by(["lost", "lost", "answers"])
     assert count == 3
-    assert [message["type"] for message in sent] == ["http.response.start"] + 2 * [
-        "http.response.body"
-    ]
+    assert [each["type"] for each in sent] == ["http.response.start"] + 2 * ["http.response.body"]
     assert sent[1]["body"] == b"".join(BODY)
 
 

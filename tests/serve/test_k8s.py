@@ -181,9 +181,7 @@ class TestServe:
         made: list[AppConfig | DoorConfig] = [*configs(document), *doors(document)]
         assert len(made) == len(apps) == len({app["route_prefix"] for app in apps})
         assert {each.api_key_env for each in made} <= known
-        several = {
-            app["args"]["model_loading_config"]["model_id"]: app["name"] for app in apps[:-1]
-        }
+        several = {a["args"]["model_loading_config"]["model_id"]: a["name"] for a in apps[:-1]}
         assert [door.models for door in doors(document)] == [several] * (len(apps) > 1)
 
     @SERVICES

@@ -127,9 +127,7 @@ def test_a_scripted_generation_takes_the_steps_it_was_asked_for(name: str) -> No
     argv = "--device cpu --dtype float32 --kernels torch --prompt 9 --tokens 31 --block 8"
     argv += f" --runs 1 --rows 1 3 --rate 3.87 --decoder fixed credit --shape {name}"
     rows = [case() for case in generate.plan(generate.parser().parse_args(argv.split())).values()]
-    assert [(row["rows"], row["decoder"]) for row in rows] == [
-        *product((1, 3), ("fixed", "credit"))
-    ]
+    assert [(r["rows"], r["decoder"]) for r in rows] == [*product((1, 3), ("fixed", "credit"))]
     for row in rows:
         # Eight steps; a block-causal model's first block begins in the prompt and is one more.
         assert row["forwards"] == rows[0]["forwards"] and row["forwards"] in (8, 9)

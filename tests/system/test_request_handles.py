@@ -24,9 +24,7 @@ from tests.helpers.paths import ROOT
 pytestmark = pytest.mark.long
 
 DEPLOY = ROOT / "docs/deploy.md"
-MESSAGES = [
-    {"role": "user", "content": "Tom buys 3 pens for 4 dollars each. How much does he pay?"}
-]
+MESSAGES = [{"role": "user", "content": "Al buys 3 pens for 4 dollars each. How much does he pay?"}]
 ENGINE = {"dtype": "float64", "max_num_seqs": 2}
 LONG = SamplingParams(
     max_tokens=256,

@@ -1,7 +1,4 @@
-"""Whatever is sent, the answer is an answer or a refusal: no 5xx, and the engine lives on.
-
-Requests are those of tools/fuzz.
-"""
+"""Whatever is sent, the answer is an answer or a refusal: no 5xx, and the engine lives on."""
 
 import random
 from collections.abc import Iterator

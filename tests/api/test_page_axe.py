@@ -1,7 +1,4 @@
-"""axe-core, which judges by the rules for accessible content, finds nothing in the page's states.
-
-Each is judged as it is on a desk and on a phone, light and dark.
-"""
+"""axe-core, which judges accessibility, finds nothing in the page's states, on desks and phones."""
 
 import tarfile
 from collections.abc import Callable, Iterator

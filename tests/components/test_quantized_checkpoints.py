@@ -99,10 +99,7 @@ def test_experts_come_back_one_by_one(tmp_path: Path, name: str) -> None:
 def test_rounded_activations_are_stored_as_dynamic_ones_of_each_token(
     tmp_path: Path, kind: str, number: str, layout: str, of_experts: str
 ) -> None:
-    """Experts have no products of whole numbers, and keep their activations.
-
-    Other tools' checkpoints are read alike.
-    """
+    """Experts have no products of whole numbers, and keep their activations."""
     written = quantize_checkpoint(GOLDEN / "llada_moe", tmp_path / "small", kind, progress=False)
     groups = quantization_config(written)["config_groups"].values()
     rounded = [g for g in groups if g["input_activations"]]

@@ -16,10 +16,7 @@ def files_server(
     seen: list[str] | None = None,
     tls: SSLContext | None = None,
 ) -> Iterator[str]:
-    """Serve files; `moved` are redirects, `endless` send a kilobyte every so many seconds.
-
-    `seen` takes the Host headers of requests.
-    """
+    """Serve files, redirects, and endless kilobytes with pauses; `seen` takes the Host headers."""
 
     class Files(Handler):
         def do_GET(self) -> None:

@@ -1,7 +1,4 @@
-"""What two ranks do in tests/workers/test_sum_trial.py: they try sums, and generate with them.
-
-The functions are importable by name, because processes that are started anew must find them.
-"""
+"""What two ranks do in tests/workers/test_sum_trial.py: they try sums, and generate with them."""
 
 import os
 from collections.abc import Sequence as Items

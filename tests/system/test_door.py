@@ -137,10 +137,6 @@ def of_replicas(served: Served, name: str, model: str = "demo") -> dict[str, int
     }
 
 
-def updates(served: Served) -> dict[str, int]:
-    return of_replicas(served, "num_weight_updates_total")
-
-
 def test_no_answer_is_by_two_versions_of_the_weights(served: Served, tmp_path: Path) -> None:
     """Clients ask both replicas all along, and every answer is whole by the version it names."""
     old = demo_path("demo")
@@ -229,10 +225,13 @@ def test_an_adapter_is_a_model_behind_the_door(served: Served, tmp_path: Path) -
 
 def test_a_replica_that_starts_later_has_them_too(served: Served) -> None:
     update(served, "later")
-    before = updates(served)
+    before = of_replicas(served, "num_weight_updates_total")
     os.kill(replicas_of(served, "demo")[0], signal.SIGKILL)
     end = time.monotonic() + PATIENCE_S
-    while len(found := updates(served)) < 2 or found.keys() == before.keys():
+    while (
+        len(found := of_replicas(served, "num_weight_updates_total")) < 2
+        or found.keys() == before.keys()
+    ):
         assert time.monotonic() < end, found
         time.sleep(0.2)
     assert min(found.values()) == 1

@@ -1,7 +1,4 @@
-"""HAProxy as `diffray serve` and the image run it: what Ray Serve cannot configure.
-
-Deadlines and limits, intended replicas, and the errors that clients get without a replica.
-"""
+"""HAProxy as `diffray serve` and the image run it: what Ray Serve cannot configure."""
 
 import os
 import re

@@ -20,7 +20,7 @@ from diffray.cluster.api.anthropic import Messages
 from diffray.cluster.api.bodies import ChatBody, CompletionBody, parse
 from diffray.cluster.api.defaults import GenerationDefaults, read_generation_defaults
 from diffray.cluster.api.dialects import answer_whole
-from diffray.cluster.api.errors import ApiError, Json
+from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
@@ -65,20 +65,16 @@ def test_answers_are_plain_objects() -> None:
     assert refused(service(Recorder()).complete([])).status == 400
 
 
-def test_a_request_overrides_the_server_and_the_server_the_checkpoint() -> None:
+async def test_a_request_overrides_the_server_and_the_server_the_checkpoint() -> None:
     server = GenerationDefaults(temperature=0.3, max_tokens=40)
     checkpoint = GenerationDefaults(temperature=0.9, top_p=0.8, repetition_penalty=1.2)
     engine = Recorder()
     serving = service(engine, defaults=server.over(checkpoint))
-
-    async def ask() -> None:
-        await serving.complete(IDS)
-        await serving.complete(IDS | {"temperature": 0, "top_p": 1.0, "max_tokens": 7})
-        await serving.complete(IDS | {"repetition_penalty": 1.0})
-        await service(engine).complete(IDS)
-        await service(engine).chat(HELLO)
-
-    asyncio.run(ask())
+    await serving.complete(IDS)
+    await serving.complete(IDS | {"temperature": 0, "top_p": 1.0, "max_tokens": 7})
+    await serving.complete(IDS | {"repetition_penalty": 1.0})
+    await service(engine).complete(IDS)
+    await service(engine).chat(HELLO)
     params = [request.params for request, _, _ in engine.requests]
     found = [(p.temperature, p.top_p, p.repetition_penalty, p.max_tokens) for p in params]
     room = LIMITS.context - len(TOKENIZER.encode_chat(HELLO["messages"]))
@@ -138,7 +134,7 @@ def test_a_missed_deadline_is_504() -> None:
     assert (error.status, error.code) == (504, "deadline_exceeded")
 
 
-def test_usage_and_metrics_say_what_is_approximate() -> None:
+async def test_usage_and_metrics_say_what_is_approximate() -> None:
     class Approximating(Recorder):
         async def submit(self, *given: Any, **more: Any) -> Updates:
             async for update in super().submit(*given, **more):
@@ -147,15 +143,11 @@ def test_usage_and_metrics_say_what_is_approximate() -> None:
 
     serving = service(Approximating())
     asked = Messages(HELLO | {"max_tokens": 9}), Responses({"input": "hello"})
-
-    async def usages() -> list[Json]:
-        whole = [await answer_whole(serving, each) for each in asked]
-        return [made["usage"] for made in (await serving.complete(IDS), *whole)]
-
-    own, messages, responses = asyncio.run(usages())
+    own = (await serving.complete(IDS))["usage"]
+    messages, responses = [(await answer_whole(serving, each))["usage"] for each in asked]
     assert own["prompt_tokens_details"] == {"cached_tokens": 2, "approximate": True}
     assert messages["approximate"] is responses["input_tokens_details"]["approximate"] is True
-    text = asyncio.run(serving.prometheus()).decode()
+    text = (await serving.prometheus()).decode()
     counted = dict(re.findall(r"^diffray:prefix_cache_(\w+)_total{.*} (\S+)", text, re.M))
     chat = len(TOKENIZER.encode_chat(HELLO["messages"]))
     queries = f"{len(IDS['prompt']) + 2 * chat}.0"
@@ -188,7 +180,7 @@ def test_metrics_divide_the_time_of_a_choice(monkeypatch: pytest.MonkeyPatch) ->
     }  # fmt: skip
 
 
-def test_leaving_a_stream_cancels_its_requests() -> None:
+async def test_leaving_a_stream_cancels_its_requests() -> None:
     closed: list[int] = []
 
     class Endless(Recorder):
@@ -200,16 +192,12 @@ def test_leaving_a_stream_cancels_its_requests() -> None:
             finally:
                 closed.append(request.uid)
 
-    async def leave() -> int:
-        chunks = service(Endless()).stream_completion(IDS | {"stream": True, "n": 3})
-        async with aclosing(chunks):
-            async for _ in chunks:
-                break
-        return len(closed)
-
-    assert asyncio.run(leave()) == 3
+    chunks = service(Endless()).stream_completion(IDS | {"stream": True, "n": 3})
+    async with aclosing(chunks):
+        await anext(chunks)
+    assert len(closed) == 3
     # A stop string ends a choice before its engine does.
-    made = asyncio.run(service(Endless()).complete(IDS | {"stop": "xxx", "max_tokens": 50}))
+    made = await service(Endless()).complete(IDS | {"stop": "xxx", "max_tokens": 50})
     assert made["choices"][0]["text"] == "" and made["usage"]["completion_tokens"] == 3
     assert len(closed) == 4
 
@@ -372,7 +360,7 @@ def test_more_log_probabilities_than_one_answer_can_hold_are_refused() -> None:
     assert refused(service(Recorder()).complete(asked)).param == "logprobs"
 
 
-def test_a_slow_reader_holds_back_several_choices() -> None:
+async def test_a_slow_reader_holds_back_several_choices() -> None:
     sent = 0
 
     class Eager(Recorder):
@@ -383,14 +371,11 @@ def test_a_slow_reader_holds_back_several_choices() -> None:
                 yield Update(request.uid, [number % 256], [number], [-0.5], None, forwards=number)
                 await asyncio.sleep(0)
 
-    async def run() -> None:
-        body = IDS | {"n": 2, "stream": True, "max_tokens": 200}
-        async with aclosing(service(Eager()).stream_completion(body)) as chunks:
-            await anext(chunks)
-            for _ in range(1000):
-                await asyncio.sleep(0)
-
-    asyncio.run(run())
+    body = IDS | {"n": 2, "stream": True, "max_tokens": 200}
+    async with aclosing(service(Eager()).stream_completion(body)) as chunks:
+        await anext(chunks)
+        for _ in range(1000):
+            await asyncio.sleep(0)
     assert sent < 100
 
 

@@ -132,7 +132,7 @@ def test_a_body_without_end_is_refused_before_it_is_there(tiny: Served, announce
         assert client.recv(100).startswith(b"HTTP/1.1 413")
 
 
-def test_a_stream_that_is_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_is_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_http, "_STALLED_S", 0.05)
     closed = False
 
@@ -152,11 +152,8 @@ def test_a_stream_that_is_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) ->
         if message["type"] == "http.response.body":
             await asyncio.sleep(60)
 
-    async def scenario() -> None:
-        rest = chunks()
-        stream = EventStream(await anext(rest), rest)
-        async with asyncio.timeout(60):
-            await stream({"type": "http"}, receive, send)  # type: ignore[arg-type]
-
-    asyncio.run(scenario())
+    rest = chunks()
+    stream = EventStream(await anext(rest), rest)
+    async with asyncio.timeout(60):
+        await stream({"type": "http"}, receive, send)  # type: ignore[arg-type]
     assert closed

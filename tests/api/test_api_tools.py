@@ -69,13 +69,6 @@ def test_calls_are_made_as_asked(demo: Service) -> None:
         assert choice["message"]["content"]
 
 
-async def both(service: Service, body: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Return the choice of a whole answer, and the pieces of its stream."""
-    whole = await service.chat(body)
-    chunks = [each async for each in service.stream_chat(body | {"stream": True})]
-    return whole["choices"][0], [each["choices"][0] for each in chunks]
-
-
 ROME = '{"city":"Rome","unit":"C"}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>'
 GREETING = {"messages": [{"role": "user", "content": "Hi."}]}
@@ -94,7 +87,7 @@ def recorded() -> Iterator[tuple[Recorder, Service]]:
     ("said", "content", "count"),
     [(CALL, None, 1), (f"So: {CALL}", "So: ", 1), (f"{CALL}\n{CALL}", None, 2), ("No.", "No.", 0)],
 )
-def test_a_model_that_may_call_does(
+async def test_a_model_that_may_call_does(
     recorded: tuple[Recorder, Service],
     choice: dict[str, Any],
     said: str,
@@ -104,7 +97,10 @@ def test_a_model_that_may_call_does(
     """Whole and in a stream; the engine is asked for texts that may have a call or none."""
     engine, service = recorded
     engine.ids = TOKENIZER.encode(said)
-    whole, pieces = asyncio.run(both(service, CHAT | GREETING | choice))
+    body = CHAT | GREETING | choice
+    whole = (await service.chat(body))["choices"][0]
+    stream = service.stream_chat(body | {"stream": True})
+    pieces = [chunk["choices"][0] async for chunk in stream]
     reason = "tool_calls" if count else "stop"
     assert whole["finish_reason"] == pieces[-1]["finish_reason"] == reason
     assert whole["message"]["content"] == content

@@ -31,6 +31,7 @@ SMALL_BLOCKS = {"diffusion": {"block_length": 8}}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "now", "input": {"zone": "UTC"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+NOT = {"type": "json_schema", "schema": {"not": {}}}
 FILE = {"type": "image", "source": {"type": "file", "file_id": "f"}}
 
 
@@ -207,10 +208,7 @@ def test_json_on_request(http: httpx2.Client) -> None:
         ({"stop": ["x"]}, "Unrecognized request argument supplied: stop"),
         # What the chat refuses, in this API's names.
         ({"messages": [{"role": "user", "content": "a " * 9000}]}, "maximum context length"),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
-            "output_config.format",
-        ),
+        ({"output_config": {"format": NOT}}, "output_config.format"),
     ],
 )
 def test_refusals_have_their_reason(http: httpx2.Client, body: dict[str, Any], words: str) -> None:

@@ -179,9 +179,7 @@ def test_refusals_name_it(demo: Service, asked: dict[str, Any], field: str, word
 
 
 @pytest.mark.slow
-async def test_hostile_schemas_are_refused_soon_and_others_answered_beside_them(
-    demo: Service,
-) -> None:
+async def test_hostile_schemas_are_refused_and_others_answered_beside(demo: Service) -> None:
     """Several compile at once, each for 2 s of a core at most; a busy machine takes longer."""
 
     assert await said(demo, {"guided_choice": ["before"]}) == "before"
@@ -205,9 +203,7 @@ async def test_hostile_schemas_are_refused_soon_and_others_answered_beside_them(
     assert await said(demo, {"guided_choice": ["after"]}) == "after"
 
 
-async def test_what_several_ask_is_compiled_once(
-    demo: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_for_several_it_compiles_once(demo: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     ask, asked = ForkingProcess.ask, []
 
     async def counted(process: ForkingProcess, given: dict[str, Any]) -> dict[str, Any]:

@@ -243,9 +243,8 @@ def test_special_ids_come_from_the_files_that_tell_them(tmp_path: Path) -> None:
     assert special_ids(tmp_path, LLADA) == (62, (63,))
     assert special_ids(tmp_path, LLADA, mask_token_id=1, eos_token_id=[2, 3]) == (1, (2, 3))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [60, 61]}')
-    (tmp_path / "tokenizer.json").write_text(
-        '{"added_tokens": [{"id": 59, "content": "<|MASK|>"}]}'
-    )
+    tokens = [{"id": 59, "content": "<|MASK|>"}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
     assert special_ids(tmp_path, {}) == (59, (60, 61))
     tokens = [{"id": 58, "content": "<|mask|>"}, {"id": 57, "content": "<|end|>"}]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
@@ -253,11 +252,9 @@ def test_special_ids_come_from_the_files_that_tell_them(tmp_path: Path) -> None:
     assert special_ids(tmp_path, {"eos_token_id": 63}) == (58, (63, 60, 61))
     assert special_ids(tmp_path, {"eos_token_id": [61, 63]}) == (58, (61, 63, 60))
     (tmp_path / "generation_config.json").unlink()
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"mask_token": {"content": "<mask>"}, "eos_token": "<|end|>"}).replace(
-            "}, ", '}, "added_tokens_decoder": {"9": {"content": "<mask>"}}, '
-        )
-    )
+    named = {"mask_token": {"content": "<mask>"}, "eos_token": "<|end|>"}
+    named["added_tokens_decoder"] = {"9": {"content": "<mask>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
     assert special_ids(tmp_path, {}) == (9, (57,))
     tokens[0]["content"] = "|<MASK>|"  # Fast-dLLM v2's
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))

@@ -47,11 +47,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [  # the field, and what else 
     ({"diffusion": {"iteration": "best"}}, "diffusion.iteration", "no kind 'best'; allowed: "),
     ({"diffusion": {"decoder": {"kind": "treshold"}}}, "diffusion.decoder", "mean 'threshold'?"),
     ({"diffusion": {"decoder": {"threshold": 0.9}}}, "diffusion.decoder", UNION),
-    (
-        MISSPELT,
-        "diffusion.decoder.treshold",
-        "mean 'threshold'? Allowed: kind, threshold, steps_per",
-    ),
+    (MISSPELT, "diffusion.decoder.treshold", "mean 'threshold'? Allowed: kind, threshold, s"),
     ({"diffusion": {"cache": {"kind": "vicinity", "before": -1}}}, "diffusion.cache.before", "-1"),
 ]
 

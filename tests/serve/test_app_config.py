@@ -190,10 +190,7 @@ ARGS: list[tuple[dict[str, Any], str]] = [
     ({"accelerator_type": "h200"}, "'h200' | H200"),
     ({"accelerator_type": "H200", "engine_kwargs": {"device": "cpu"}}, "needs GPUs"),
     ({DEPLOYMENT: {"max_queued_requests": 0}}, "max_queued_requests | -1"),
-    (
-        ROUTED | {"engine_kwargs": {"enable_prefix_caching": False}},
-        "prefix_routing | enable_prefix",
-    ),
+    (ROUTED | {"engine_kwargs": {"enable_prefix_caching": False}}, "prefix_routing | enable_pre"),
     (scaled({}, num_replicas=2), "num_replicas | not both"),
     (scaled({"min_replicas": 3}), "(3) | (2)"),
     (scaled({"initial_replicas": 3}), "initial_replicas (3)"),

@@ -28,10 +28,7 @@ class TestPlacement:
             (config(engine_kwargs=TWO), [{"GPU": 1, "CPU": 1}] * 2),
             (config("cpu"), [{"CPU": 1}]),
             (config("cpu", engine_kwargs=TWO | {"cpu_threads": 3}), [{"CPU": 3}] * 2),
-            (
-                config(accelerator_type="H100"),
-                [{"GPU": 1, "CPU": 1, "accelerator_type:H100": 0.001}],
-            ),
+            (config(accelerator_type="L4"), [{"GPU": 1, "CPU": 1, "accelerator_type:L4": 0.001}]),
             (
                 config(engine_kwargs=TWO, placement_group_config={"bundle_per_worker": HALF}),
                 [HALF, HALF],

@@ -39,6 +39,9 @@ from tests.helpers.served import (
 pytestmark = pytest.mark.long
 
 
+TOO_MANY = {"model": "demo", "max_tokens": 5000, "strict_max_tokens": True}
+
+
 def replicas_of(served: Served, model: str) -> list[int]:
     name = f"ray::ServeReplica:{model}:Replica"
     return [pid for pid, line in served.processes().items() if line.split()[0] == name]
@@ -69,10 +72,7 @@ def test_tokens_are_those_of_the_named_model(served: Served) -> None:
         ({"model": None}, 400, "missing_required_parameter", "`demo`, `demo-llada2`"),
         ({"model": 7}, 400, "invalid_value", "`demo`, `demo-llada2`"),
         ({"model": "gpt"}, 404, "model_not_found", "`gpt` does not exist; these do: `demo`, "),
-        (
-            {"model": "demo", "max_tokens": 5000, "strict_max_tokens": True},
-            *(400, "context_length_exceeded", "5000"),
-        ),
+        (TOO_MANY, 400, "context_length_exceeded", "5000"),
         ({"model": "demo", "max_token": 5}, 400, None, "max_token"),
     ],
 )

@@ -1,7 +1,6 @@
 """A cluster as a team uses it: a model deployed from a file, and a batch as a job beside it."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -51,9 +50,7 @@ def dashboard() -> Iterator[str]:
 
 
 def run(*command: str, folder: Path) -> str:
-    ended = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, env=os.environ
-    )
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout + ended.stderr
 

@@ -11,6 +11,7 @@ import pytest
 from diffray.cluster.api.errors import bug
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
+from tests.helpers import api_server
 from tests.helpers.api_server import serve
 
 PATH, CHAT, COUNT = "/v1/messages", "/v1/chat/completions", "/v1/messages/count_tokens"
@@ -48,17 +49,9 @@ def said(http: httpx2.Client, body: dict[str, Any], path: str = PATH) -> Any:
 
 
 def events(http: httpx2.Client, body: dict[str, Any]) -> list[Any]:
-    """Return a stream's events, which have their type as name."""
     answer = http.post(PATH, json=body | {"stream": True})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    *parts, end = answer.text.split("\n\n")
-    assert end == ""
-    found = []
-    for part in parts:
-        name, data = part.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
+    return api_server.events(answer.text)
 
 
 def refusal(answer: httpx2.Response, status: int) -> str:

@@ -18,6 +18,7 @@ from diffray import SamplingParams
 from diffray.cluster.api.chat_messages import NOTED
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.api.tokens import MASK
+from tests.helpers import api_server
 from tests.helpers.api_server import Served, serve, serve_model
 from tests.helpers.tiny import CHAT_TEMPLATE, tiny_checkpoint
 
@@ -44,12 +45,9 @@ def refusal(answer: httpx2.Response, status: int = 400) -> dict[str, Any]:
 
 
 def events(answer: httpx2.Response) -> list[Any]:
-    """Return a stream's JSON objects; it must end with [DONE]."""
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert answer.headers["cache-control"] == "no-cache"
-    *lines, done, end = answer.text.split("\n\n")
-    assert (done, end) == ("data: [DONE]", "")
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+    return api_server.events(answer.text)
 
 
 # Of both endpoints: a field, or its place below `diffusion`, and values that it cannot have.

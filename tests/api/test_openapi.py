@@ -40,7 +40,7 @@ from diffray.cluster.control.local import load_local
 from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.messages import Update
 from tests.helpers.adapters import adapter_of
-from tests.helpers.api_server import serve
+from tests.helpers.api_server import events, serve
 from tests.helpers.byte_tokenizer import TOKENIZER
 from tests.helpers.recorder import Recorder
 
@@ -99,19 +99,6 @@ def check(document: dict[str, Any], path: str, answer: httpx2.Response) -> None:
 
 def valid(document: dict[str, Any], schema: dict[str, Any], value: object) -> None:
     Draft202012Validator(schema | {"components": document["components"]}).validate(value)
-
-
-def events(text: str) -> list[Any]:
-    *parts, end = text.split("\n\n")
-    assert end == ""
-    found, names = [], [part.startswith("event: ") for part in parts]
-    if not any(names):
-        assert parts.pop() == "data: [DONE]"
-    for part in parts:
-        name, _, data = part.rpartition("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == (f"event: {found[-1]['type']}" if any(names) else "")
-    return found
 
 
 def test_every_field_has_a_meaning(document: dict[str, Any]) -> None:

@@ -234,8 +234,7 @@ def test_a_real_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generato
     assert "have no counters of diffusion" not in result.output
     demo, chance = json.loads(numbers.read_text())["runs"]
     for found in (demo, chance):
-        assert set(found) >= VLLMS_KEYS
-        assert (found["completed"], found["failed"]) == (6, 0)
+        assert set(found) >= VLLMS_KEYS and (found["completed"], found["failed"]) == (6, 0)
         assert found["diffusion_committed_tokens"] == found["total_output_tokens"]
         assert found["diffusion_committed_per_step"] >= 1
     assert chance["total_output_tokens"] == 6 * 64

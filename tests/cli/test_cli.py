@@ -208,8 +208,7 @@ class TestGenerate:
     def test_mistake_in_a_process_is_one_line(self, tiny: str) -> None:
         run = own_process("generate", "Hello", "--model", tiny, "--decoder", "none")
         done = subprocess.run(**run, capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert len(done.stderr.splitlines()) == 1
+        assert (done.returncode, done.stdout) == (1, "") and len(done.stderr.splitlines()) == 1
 
 
 class TestWatch:
@@ -272,8 +271,7 @@ def in_terminal(*arguments: str) -> str:
 class TestInfoAndConvert:
     def test_info_as_table_and_json(self, chatty: str) -> None:
         facts = json.loads(diffray_says("info", chatty, "--json").stdout)
-        assert facts["family"] == "LLaDA2"
-        assert facts["path"] == chatty
+        assert facts["family"] == "LLaDA2" and facts["path"] == chatty
         table = diffray_says("info", chatty).stdout
         assert "LLaDA2" in table
         assert f"{facts['parameters']:,}" in table
@@ -339,8 +337,7 @@ def test_several_models_share_their_options_and_get_a_door() -> None:
     assert (door["import_path"], door["route_prefix"]) == ("diffray.cluster.app:door", "/")
     config = door_config(door["args"])
     assert config.models == {"demo": "demo", "demo-llada2": "demo-llada2"}
-    assert config.num_replicas == 2
-    assert config.api_settings({}).api_keys == (key_digest("a"),)
+    assert config.num_replicas == 2 and config.api_settings({}).api_keys == (key_digest("a"),)
 
 
 # A command, and the parts that its one sentence has. TINY is a model, EMPTY a folder.

@@ -167,8 +167,7 @@ def test_an_interruption_shows_what_was_said_and_the_cursor(screen: Screen) -> N
         shown.step(["some", " words"])
         shown.say("some words")
         raise KeyboardInterrupt
-    assert screen.text == "some words\n"
-    assert not screen.is_hidden
+    assert screen.text == "some words\n" and not screen.is_hidden
 
 
 def test_without_steps_words_come_as_they_are_said_and_the_cursor_stays() -> None:

@@ -303,8 +303,7 @@ def test_facts_come_from_headers_alone(tmp_path: Path) -> None:
     routed = 2 * 16 * 3 * 32 * 64  # layers, experts, matrices
     assert info.parameters_active == info.parameters - routed * 12 // 16
     assert info.kv_bytes_per_position["bfloat16"] == 3 * 2 * 2 * 16 * 2
-    assert info.tensor_parallel == (1, 2, 4)
-    assert info.mask_token_id is None
+    assert info.tensor_parallel == (1, 2, 4) and info.mask_token_id is None
     assert (info.diffusion["block_length"], info.diffusion["cache"]) == (32, {"kind": "exact"})
     assert info.diffusion["decoder"] == {"kind": "threshold", "threshold": 0.9}
     sdar = describe(GOLDEN / "sdar")

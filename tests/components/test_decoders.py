@@ -130,8 +130,7 @@ def test_random_remasking_ignores_confidence_and_depends_on_the_seed() -> None:
     confidence = torch.linspace(0, 1, 64).expand(2, 64)
     block = block_of(torch.ones(2, 64, dtype=torch.bool), seed_B=torch.tensor([1, 2]))
     mask = Fixed(steps=8, remasking="random").accept(proposal_of(confidence), block)
-    assert mask.sum(-1).tolist() == [8, 8]
-    assert mask[0].tolist() != mask[1].tolist()
+    assert mask.sum(-1).tolist() == [8, 8] and mask[0].tolist() != mask[1].tolist()
     assert mask[0, :56].any()
 
 

@@ -155,8 +155,7 @@ class TestDoor:
         )
         assert (door.name, door.route_prefix) == ("door-org-a-b", "/")
         config = door.config
-        assert config.models == {"org/a": "org-a", "b": "b"}
-        assert config.num_replicas == 2
+        assert config.models == {"org/a": "org-a", "b": "b"} and config.num_replicas == 2
         assert config.max_ongoing_requests == 3 * (5 + MARGIN) + 16 + 256 + MARGIN
         assert config.graceful_shutdown_timeout_s == 7
         assert (config.api, config.api_key_env) == (ApiSettings.model_validate(api), "KEYS")

@@ -89,8 +89,7 @@ def test_the_npm_client_asks(served: Served, llms: dict[str, DiffusionLLM], tmp_
     told = npm_told(npm_project(tmp_path), f"{served.url}/demo", MESSAGES, KEY)
     (expected,) = llms["demo"].chat(MESSAGES, SamplingParams(max_tokens=40), use_tqdm=False)
     assert told["text"] == told["whole"] == expected.outputs[0].text
-    assert told["role"] == "assistant"
-    assert told["reason"] == expected.outputs[0].finish_reason
+    assert told["role"] == "assistant" and told["reason"] == expected.outputs[0].finish_reason
     assert told["usage"] == told["wholeUsage"]
     assert told["usage"]["completion_tokens"] == expected.completion_tokens
     assert told["models"] == ["demo"]

@@ -227,11 +227,12 @@ class TestOffline:
     ) -> None:
         bars: list[Any] = []
 
-        def shown(**given: Any) -> Any:
-            bars.append(tqdm(**given | {"disable": False, "file": StringIO()}))
-            return bars[-1]
+        class Shown(tqdm):  # type: ignore[misc]  # tqdm has no types
+            def __init__(self, **given: Any) -> None:
+                super().__init__(**given | {"disable": False, "file": StringIO()})
+                bars.append(self)
 
-        monkeypatch.setattr(offline, "tqdm", shown)
+        monkeypatch.setattr(offline, "tqdm", Shown)
         flags = "--input-len 4 --output-len 4 --model"
         assert bench(*command.split(), *flags.split(), tiny).exit_code == 0
         (bar,) = bars

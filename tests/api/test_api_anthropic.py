@@ -11,6 +11,7 @@ import pytest
 from diffray.cluster.api.errors import bug
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
+from tests.helpers import api_server
 from tests.helpers.api_server import serve
 
 PATH, CHAT, COUNT = "/v1/messages", "/v1/chat/completions", "/v1/messages/count_tokens"
@@ -30,10 +31,8 @@ CALLED: dict[str, Any] = ASKED | {"tools": TOOLS, "tool_choice": {"type": "any"}
 SMALL_BLOCKS = {"diffusion": {"block_length": 8}}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "now", "input": {"zone": "UTC"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1"}
-IMAGE = {
-    "type": "image",
-    "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"},
-}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+NOT = {"type": "json_schema", "schema": {"not": {}}}
 FILE = {"type": "image", "source": {"type": "file", "file_id": "f"}}
 
 
@@ -50,17 +49,9 @@ def said(http: httpx2.Client, body: dict[str, Any], path: str = PATH) -> Any:
 
 
 def events(http: httpx2.Client, body: dict[str, Any]) -> list[Any]:
-    """Return a stream's events, which have their type as name."""
     answer = http.post(PATH, json=body | {"stream": True})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    *parts, end = answer.text.split("\n\n")
-    assert end == ""
-    found = []
-    for part in parts:
-        name, data = part.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
+    return api_server.events(answer.text)
 
 
 def refusal(answer: httpx2.Response, status: int) -> str:
@@ -82,14 +73,10 @@ def test_an_answer_is_the_chats(http: httpx2.Client) -> None:
         assert made.pop("id").startswith("msg_")
         usage = made.pop("usage")
         assert made == {
-            "type": "message",
-            "role": "assistant",
-            "model": "demo",
+            "type": "message", "role": "assistant", "model": "demo",
             "content": [{"type": "text", "text": chat["choices"][0]["message"]["content"]}],
-            "stop_reason": "end_turn",
-            "stop_sequence": None,
-            "diffusion": chat["diffusion"],
-        }
+            "stop_reason": "end_turn", "stop_sequence": None, "diffusion": chat["diffusion"],
+        }  # fmt: skip
         cached = usage["cache_read_input_tokens"]
         assert usage["input_tokens"] + cached == chat["usage"]["prompt_tokens"]
         assert usage["output_tokens"] == chat["usage"]["completion_tokens"]
@@ -214,15 +201,10 @@ def test_json_on_request(http: httpx2.Client) -> None:
         ({"stop": ["x"]}, "Unrecognized request argument supplied: stop"),
         # What the chat refuses, in this API's names.
         ({"messages": [{"role": "user", "content": "a " * 9000}]}, "maximum context length"),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
-            "output_config.format",
-        ),
+        ({"output_config": {"format": NOT}}, "output_config.format"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(
-    http: httpx2.Client, body: dict[str, Any], words: str
-) -> None:
+def test_refusals_have_their_reason(http: httpx2.Client, body: dict[str, Any], words: str) -> None:
     found = refusal(http.post(PATH, json=ASKED | body), 400)
     assert found.startswith("invalid_request_error: ") and re.search(words, found), found
 

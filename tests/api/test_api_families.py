@@ -1,6 +1,5 @@
 """Families over HTTP: requests of many policies at once, answered as alone."""
 
-import json
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ import pytest
 from benchmarks.golden import Case, cases_of, params_of
 from diffray import SamplingParams
 from diffray.components.checkpoints.info import describe
-from tests.helpers.api_server import Served, serve_model
+from tests.helpers.api_server import Served, events, serve_model
 from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny import tiny_checkpoint
 
@@ -59,11 +58,7 @@ def ask(http: httpx2.Client, body: dict[str, Any]) -> Told:
     """Return of each choice its tokens and its text, and how many tokens were read and written."""
     answer = http.post("/v1/completions", json=body | {"return_token_ids": True})
     assert answer.status_code == 200, answer.text
-    if "stream" in body:
-        chunks = [line.removeprefix("data: ") for line in answer.text.split("\n\n")[:-2]]
-        parts = [json.loads(chunk) for chunk in chunks]
-    else:
-        parts = [answer.json()]
+    parts = events(answer.text) if "stream" in body else [answer.json()]
     assert len({part["id"] for part in parts}) == 1
     count, usage = body.get("n", 1), parts[-1]["usage"]
     tokens: list[list[int]] = [[] for _ in range(count)]

@@ -103,9 +103,7 @@ def test_completion_logprobs_and_echo(served: Served, client: OpenAI) -> None:
 
 
 def test_infilling(served: Served, client: OpenAI) -> None:
-    asked: dict[str, Any] = dict(
-        model=served.name, prompt="def f(x):", suffix="return x", temperature=0
-    )
+    asked: Any = dict(model=served.name, prompt="def f(x):", suffix="return x", temperature=0)
     if served.engine.limits.spec.block_causal:
         with pytest.raises(openai.BadRequestError) as refused:
             client.completions.create(**asked)

@@ -20,6 +20,8 @@ TOOLS: list[Any] = [
     {"type": "function", "name": "get_weather", "parameters": CITY, "strict": True},
     {"type": "function", "name": "now", "parameters": None, "strict": None},
 ]
+AS_CITY = {"text": {"format": {"type": "json_schema", "schema": CITY}}}
+NO_JSON = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}
 SMALL_BLOCKS = {"diffusion": {"block_length": 8}}
 LOGPROBS: list[Any] = ["message.output_text.logprobs"]
 
@@ -80,9 +82,8 @@ def test_an_answer_is_the_chats(client: OpenAI) -> None:
 
 
 def test_the_events_of_a_text(client: OpenAI) -> None:
-    first, progress, added, part, *deltas, text, part_done, item, completed = typed(
-        client, extra_body=SMALL_BLOCKS
-    )
+    events = typed(client, extra_body=SMALL_BLOCKS)
+    first, progress, added, part, *deltas, text, part_done, item, completed = events
     kinds = [each.type for each in (first, progress, added, part, text, part_done, item, completed)]
     assert kinds == [
         *("response.created", "response.in_progress", "response.output_item.added"),
@@ -96,10 +97,8 @@ def test_the_events_of_a_text(client: OpenAI) -> None:
     assert added.item.content == [] and added.item.status == "in_progress"
     assert item.item.content[0].text == text.text and item.item.status == "completed"
     assert {each.item_id for each in (part, *deltas, text, part_done)} == {item.item.id}
-    whole = client.responses.create(
-        model="demo", input=QUESTION, max_output_tokens=64, extra_body=SMALL_BLOCKS
-    )
-    same(completed.response, whole)
+    asked: Any = {"model": "demo", "input": QUESTION, "max_output_tokens": 64}
+    same(completed.response, client.responses.create(**asked, extra_body=SMALL_BLOCKS))
 
 
 def test_an_answer_that_is_cut_is_incomplete(client: OpenAI) -> None:
@@ -189,11 +188,7 @@ def test_the_canvas_on_request(client: OpenAI) -> None:
         ({"tool_choice": {"type": "mcp"}, "tools": TOOLS}, "tool_choice", "'function'"),
         ({"input": None}, "input", "required"),
         ({"input": [{"type": "reasoning", "id": "r"}]}, "input", "no kind 'reasoning'"),
-        (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]},
-            "input[0].arguments",
-            "not JSON",
-        ),
+        ({"input": [NO_JSON]}, "input[0].arguments", "not JSON"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "tools.0.name: "),
         ({"top_logprobs": 2}, "top_logprobs", "include"),
         ({"include": LOGPROBS, "tools": TOOLS}, "include", "does not go with tools"),
@@ -203,16 +198,10 @@ def test_the_canvas_on_request(client: OpenAI) -> None:
         ({"n": 2}, "n", "Unrecognized"),
         # What the chat refuses, in this API's names.
         ({"input": "word " * 5000}, "input", "maximum context length"),
-        (
-            {"text": {"format": {"type": "json_schema", "schema": CITY}}, "max_output_tokens": 3},
-            "max_output_tokens",
-            "shortest text takes",
-        ),
+        (AS_CITY | {"max_output_tokens": 3}, "max_output_tokens", "shortest text takes"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(
-    client: OpenAI, body: dict[str, Any], param: str, words: str
-) -> None:
+def test_refusals_name_it(client: OpenAI, body: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.post("/responses", body={"input": QUESTION} | body, cast_to=object)
     assert refused.value.param is not None and refused.value.param.startswith(param)

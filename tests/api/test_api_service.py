@@ -20,7 +20,7 @@ from diffray.cluster.api.anthropic import Messages
 from diffray.cluster.api.bodies import ChatBody, CompletionBody, parse
 from diffray.cluster.api.defaults import GenerationDefaults, read_generation_defaults
 from diffray.cluster.api.dialects import answer_whole
-from diffray.cluster.api.errors import ApiError, Json
+from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
@@ -39,6 +39,7 @@ from tests.helpers.toy import EOS
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
 IDS: dict[str, Any] = {"prompt": [1, 2, 3]}
+Updates = AsyncGenerator[Update, None]
 
 
 def service(engine: EngineClient, **options: Any) -> Service:
@@ -64,20 +65,16 @@ def test_answers_are_plain_objects() -> None:
     assert refused(service(Recorder()).complete([])).status == 400
 
 
-def test_a_request_overrides_the_server_and_the_server_the_checkpoint() -> None:
+async def test_a_request_overrides_the_server_and_the_server_the_checkpoint() -> None:
     server = GenerationDefaults(temperature=0.3, max_tokens=40)
     checkpoint = GenerationDefaults(temperature=0.9, top_p=0.8, repetition_penalty=1.2)
     engine = Recorder()
     serving = service(engine, defaults=server.over(checkpoint))
-
-    async def ask() -> None:
-        await serving.complete(IDS)
-        await serving.complete(IDS | {"temperature": 0, "top_p": 1.0, "max_tokens": 7})
-        await serving.complete(IDS | {"repetition_penalty": 1.0})
-        await service(engine).complete(IDS)
-        await service(engine).chat(HELLO)
-
-    asyncio.run(ask())
+    await serving.complete(IDS)
+    await serving.complete(IDS | {"temperature": 0, "top_p": 1.0, "max_tokens": 7})
+    await serving.complete(IDS | {"repetition_penalty": 1.0})
+    await service(engine).complete(IDS)
+    await service(engine).chat(HELLO)
     params = [request.params for request, _, _ in engine.requests]
     found = [(p.temperature, p.top_p, p.repetition_penalty, p.max_tokens) for p in params]
     room = LIMITS.context - len(TOKENIZER.encode_chat(HELLO["messages"]))
@@ -137,24 +134,20 @@ def test_a_missed_deadline_is_504() -> None:
     assert (error.status, error.code) == (504, "deadline_exceeded")
 
 
-def test_usage_and_metrics_say_what_is_approximate() -> None:
+async def test_usage_and_metrics_say_what_is_approximate() -> None:
     class Approximating(Recorder):
-        async def submit(self, *given: Any, **more: Any) -> AsyncGenerator[Update, None]:
+        async def submit(self, *given: Any, **more: Any) -> Updates:
             async for update in super().submit(*given, **more):
                 update.cached_tokens, update.approximate = 2, True
                 yield update
 
     serving = service(Approximating())
     asked = Messages(HELLO | {"max_tokens": 9}), Responses({"input": "hello"})
-
-    async def usages() -> list[Json]:
-        whole = [await answer_whole(serving, each) for each in asked]
-        return [made["usage"] for made in (await serving.complete(IDS), *whole)]
-
-    own, messages, responses = asyncio.run(usages())
+    own = (await serving.complete(IDS))["usage"]
+    messages, responses = [(await answer_whole(serving, each))["usage"] for each in asked]
     assert own["prompt_tokens_details"] == {"cached_tokens": 2, "approximate": True}
     assert messages["approximate"] is responses["input_tokens_details"]["approximate"] is True
-    text = asyncio.run(serving.prometheus()).decode()
+    text = (await serving.prometheus()).decode()
     counted = dict(re.findall(r"^diffray:prefix_cache_(\w+)_total{.*} (\S+)", text, re.M))
     chat = len(TOKENIZER.encode_chat(HELLO["messages"]))
     queries = f"{len(IDS['prompt']) + 2 * chat}.0"
@@ -166,9 +159,7 @@ def test_metrics_divide_the_time_of_a_choice(monkeypatch: pytest.MonkeyPatch) ->
     now = 100.0
 
     class Clocked(Recorder):
-        async def submit(
-            self, request: CheckedRequest, **options: Any
-        ) -> AsyncGenerator[Update, None]:
+        async def submit(self, request: CheckedRequest, **options: Any) -> Updates:
             nonlocal now
             now += 2.0
             first = True
@@ -183,24 +174,17 @@ def test_metrics_divide_the_time_of_a_choice(monkeypatch: pytest.MonkeyPatch) ->
     text = asyncio.run(serving.prometheus()).decode()
     sums = dict(re.findall(r"^diffray:(\w+)_seconds_sum{.*} (\S+)", text, re.M))
     assert {name: float(value) for name, value in sums.items()} == {
-        "request_queue_time": 2.0,
-        "request_prefill_time": 3.0,
-        "request_decode_time": 1.0,
-        "request_inference_time": 4.0,
-        "e2e_request_latency": 6.0,
-        "time_to_first_token": 5.0,
-        "inter_token_latency": 1.0,
-        "request_time_per_output_token": 0.5,
-    }
+        "request_queue_time": 2.0, "request_prefill_time": 3.0, "request_decode_time": 1.0,
+        "request_inference_time": 4.0, "e2e_request_latency": 6.0, "time_to_first_token": 5.0,
+        "inter_token_latency": 1.0, "request_time_per_output_token": 0.5,
+    }  # fmt: skip
 
 
-def test_leaving_a_stream_cancels_its_requests() -> None:
+async def test_leaving_a_stream_cancels_its_requests() -> None:
     closed: list[int] = []
 
     class Endless(Recorder):
-        async def submit(
-            self, request: CheckedRequest, **options: Any
-        ) -> AsyncGenerator[Update, None]:
+        async def submit(self, request: CheckedRequest, **options: Any) -> Updates:
             try:
                 while True:
                     await asyncio.sleep(0)
@@ -208,16 +192,12 @@ def test_leaving_a_stream_cancels_its_requests() -> None:
             finally:
                 closed.append(request.uid)
 
-    async def leave() -> int:
-        chunks = service(Endless()).stream_completion(IDS | {"stream": True, "n": 3})
-        async with aclosing(chunks):
-            async for _ in chunks:
-                break
-        return len(closed)
-
-    assert asyncio.run(leave()) == 3
+    chunks = service(Endless()).stream_completion(IDS | {"stream": True, "n": 3})
+    async with aclosing(chunks):
+        await anext(chunks)
+    assert len(closed) == 3
     # A stop string ends a choice before its engine does.
-    made = asyncio.run(service(Endless()).complete(IDS | {"stop": "xxx", "max_tokens": 50}))
+    made = await service(Endless()).complete(IDS | {"stop": "xxx", "max_tokens": 50})
     assert made["choices"][0]["text"] == "" and made["usage"]["completion_tokens"] == 3
     assert len(closed) == 4
 
@@ -252,7 +232,6 @@ def builder(limits: Limits = LIMITS, **defaults: Any) -> ParamsBuilder:
 
 @pytest.mark.parametrize(("block_causal", "room"), [(False, 100), (True, 96)])
 def test_a_chat_gets_what_is_left_of_the_context(block_causal: bool, room: int) -> None:
-    """A block-causal canvas consists of whole blocks."""
     spec = replace(LIMITS.spec, block_causal=block_causal)
     made = builder(replace(LIMITS, spec=spec, context=100))
     body = parse(ChatBody, HELLO)
@@ -263,22 +242,17 @@ def test_a_chat_gets_what_is_left_of_the_context(block_causal: bool, room: int) 
     assert (error.value.code, error.value.param) == ("context_length_exceeded", "messages")
 
 
-def test_blocks_after_the_prompt_are_whole() -> None:
-    spec = replace(LIMITS.spec, block_causal=True, encodes=True, block_length=32)
-    body = parse(ChatBody, HELLO | {"max_tokens": 500})
-    assert builder(replace(LIMITS, spec=spec, context=200)).params(body, 30).max_tokens == 160
-
-
-def test_a_default_length_fits_the_context() -> None:
+def test_the_room_of_an_answer() -> None:
+    """A default length fits, blocks after a prompt are whole, and guidance halves the pages."""
     made = builder(replace(LIMITS, context=100), max_tokens=90)
     for body in (parse(ChatBody, HELLO), parse(CompletionBody, IDS)):
         assert [made.params(body, taken).max_tokens for taken in (5, 30)] == [90, 70]
-
-
-def test_guidance_halves_the_pages() -> None:
     made = builder(replace(LIMITS, num_pages=10, page_size=8))
-    plain, guided = (DiffusionParams(cfg_scale=scale) for scale in (0, 1))
-    assert (made.room(plain, 0), made.room(guided, 0)) == (80, 40)
+    for scale, room in ((0, 80), (1, 40)):
+        assert made.room(DiffusionParams(cfg_scale=scale), 0) == room
+    spec = replace(LIMITS.spec, block_causal=True, encodes=True, block_length=32)
+    made = builder(replace(LIMITS, spec=spec, context=200))
+    assert made.params(parse(ChatBody, HELLO | {"max_tokens": 500}), 30).max_tokens == 160
 
 
 def test_generation_config_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -295,10 +269,6 @@ def test_generation_config_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixt
             found = read_generation_defaults(tmp_path)
         assert (found.temperature, found.top_k, found.max_tokens) == expected
     assert "no_repeat_ngram_size is not supported" in caplog.text
-    for name in ("temperature", "max_new_tokens"):
-        file.write_text(json.dumps({name: -1}))
-        with pytest.raises(ValueError, match=rf"generation_config.json: {name}: Input should be"):
-            read_generation_defaults(tmp_path)
 
 
 def test_messages_may_be_parts_and_earlier_answers() -> None:
@@ -334,9 +304,7 @@ def test_tokens_of_partial_characters_have_bytes() -> None:
 
 def test_the_end_token_is_a_stop_reason_only_on_request() -> None:
     class Ending(Recorder):
-        async def submit(
-            self, request: CheckedRequest, **options: Any
-        ) -> AsyncGenerator[Update, None]:
+        async def submit(self, request: CheckedRequest, **options: Any) -> Updates:
             yield Update(request.uid, [EOS], [0], [0.0], "stop", EOS, 1)
 
     for asked, reason in (({}, None), ({"stop_token_ids": [EOS]}, EOS)):
@@ -375,7 +343,7 @@ def test_no_request_holds_the_loop_for_long(name: str) -> None:
     """The same loop streams to others and receives from the coordinator."""
 
     class Ranked(Recorder):
-        async def submit(self, *given: Any, **more: Any) -> AsyncGenerator[Update, None]:
+        async def submit(self, *given: Any, **more: Any) -> Updates:
             async for update in super().submit(*given, **more):
                 update.top_logprobs = [[(1, -0.5)] * 20]
                 yield update
@@ -388,27 +356,22 @@ def test_more_log_probabilities_than_one_answer_can_hold_are_refused() -> None:
     assert refused(service(Recorder()).complete(asked)).param == "logprobs"
 
 
-def test_a_slow_reader_holds_back_several_choices() -> None:
+async def test_a_slow_reader_holds_back_several_choices() -> None:
     sent = 0
 
     class Eager(Recorder):
-        async def submit(
-            self, request: CheckedRequest, **options: Any
-        ) -> AsyncGenerator[Update, None]:
+        async def submit(self, request: CheckedRequest, **options: Any) -> Updates:
             nonlocal sent
             for number in range(100_000):
                 sent += 1
                 yield Update(request.uid, [number % 256], [number], [-0.5], None, forwards=number)
                 await asyncio.sleep(0)
 
-    async def run() -> None:
-        body = IDS | {"n": 2, "stream": True, "max_tokens": 200}
-        async with aclosing(service(Eager()).stream_completion(body)) as chunks:
-            await anext(chunks)
-            for _ in range(1000):
-                await asyncio.sleep(0)
-
-    asyncio.run(run())
+    body = IDS | {"n": 2, "stream": True, "max_tokens": 200}
+    async with aclosing(service(Eager()).stream_completion(body)) as chunks:
+        await anext(chunks)
+        for _ in range(1000):
+            await asyncio.sleep(0)
     assert sent < 100
 
 

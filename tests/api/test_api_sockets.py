@@ -6,7 +6,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from select import select
@@ -19,16 +19,14 @@ from diffray.cluster.api import http as api_http
 from diffray.cluster.api.http import EventStream
 from diffray.cluster.api.settings import ApiSettings
 from tests.helpers.api_server import Served, serve
+from tests.helpers.served import wait_until
 
 PATH = "/v1/completions"
 HEAD = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 LONG: dict[str, Any] = {
-    "prompt": "abc",
-    "n": 2,
-    "max_tokens": 180,
-    "ignore_eos": True,
+    "prompt": "abc", "n": 2, "max_tokens": 180, "ignore_eos": True,
     "diffusion": {"block_length": 8, "decoder": {"kind": "fixed", "steps": 8}},
-}
+}  # fmt: skip
 RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: close with a reset instead of a goodbye
 
 
@@ -43,19 +41,12 @@ def nothing_is_left(served: Served) -> Iterator[None]:
     """After each test the server is healthy, and nothing runs, waits or holds a page."""
     yield
     assert httpx2.get(f"{served.url}/health").status_code == 200
-    until(lambda: idle(served))
+    wait_until(lambda: idle(served))
 
 
 def idle(served: Served) -> bool:
     load: dict[str, int] = httpx2.get(f"{served.url}/load").json()
     return not (load["running"] or load["waiting"]) and load["free_pages"] == load["num_pages"]
-
-
-def until(true: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.01)
 
 
 def connect(url: str) -> socket.socket:
@@ -64,7 +55,6 @@ def connect(url: str) -> socket.socket:
 
 
 def read_all(client: socket.socket) -> bytes:
-    """Return what comes until the server closes."""
     parts = []
     with suppress(ConnectionError):
         while part := client.recv(65536):
@@ -99,9 +89,7 @@ def test_a_body_that_drips_is_cut_off(served: Served) -> None:
     ],
 )
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_disconnect_during_a_request_leaves_nothing(
-    served: Served, sent: bytes, reset: bool
-) -> None:
+def test_a_cut_off_request_leaves_nothing(served: Served, sent: bytes, reset: bool) -> None:
     with connect(served.url) as client:
         client.sendall(sent)
         if reset:
@@ -121,7 +109,7 @@ def test_a_disconnect_during_an_answer_frees_its_pages(served: Served, how: str)
     with connect(served.url) as client:
         client.sendall(with_length(json.dumps(LONG | {"stream": how != "whole"})))
         if how == "whole":
-            until(lambda: not idle(served))
+            wait_until(lambda: not idle(served))
         else:
             assert client.recv(100)
         if how == "reset":
@@ -131,7 +119,7 @@ def test_a_disconnect_during_an_answer_frees_its_pages(served: Served, how: str)
             begin = time.monotonic()
             read_all(client)
             assert time.monotonic() - begin < 20
-    until(lambda: idle(served))
+    wait_until(lambda: idle(served))
     assert aborted(served) == before + 2
 
 
@@ -144,7 +132,7 @@ def test_a_body_without_end_is_refused_before_it_is_there(tiny: Served, announce
         assert client.recv(100).startswith(b"HTTP/1.1 413")
 
 
-def test_a_stream_that_is_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_is_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_http, "_STALLED_S", 0.05)
     closed = False
 
@@ -164,11 +152,8 @@ def test_a_stream_that_is_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) ->
         if message["type"] == "http.response.body":
             await asyncio.sleep(60)
 
-    async def scenario() -> None:
-        rest = chunks()
-        stream = EventStream(await anext(rest), rest)
-        async with asyncio.timeout(60):
-            await stream({"type": "http"}, receive, send)  # type: ignore[arg-type]
-
-    asyncio.run(scenario())
+    rest = chunks()
+    stream = EventStream(await anext(rest), rest)
+    async with asyncio.timeout(60):
+        await stream({"type": "http"}, receive, send)  # type: ignore[arg-type]
     assert closed

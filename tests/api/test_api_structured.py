@@ -39,12 +39,10 @@ for _ in range(2000):
 DEEP_TEXT = '{"items":' * 2000 + "{}" + "}" * 2000
 DOUBLED: dict[str, Any] = {"T40": {"type": "null"}}
 DOUBLED |= {f"T{n}": {"anyOf": [{"$ref": f"#/$defs/T{n + 1}"}] * 2} for n in range(40)}
+EXPONENTIAL = {"type": "string", "pattern": "(a|b)*a(a|b){24}"}
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "exponential states": ({"guided_regex": "(a|b)*a(a|b){23}"}, "took more than"),
-    "of a pattern": (
-        {"guided_json": {"type": "string", "pattern": "(a|b)*a(a|b){24}"}},
-        "took more than",
-    ),
+    "of a pattern": ({"guided_json": EXPONENTIAL}, "took more than"),
     "nested repetitions": ({"guided_regex": "((a{1,99}){1,99}){1,99}"}, "took more than|too large"),
     "nested groups": ({"guided_regex": "(" * 2000 + "a" + ")" * 2000}, "nest|recursion"),
     "deep recursion": ({"guided_json": DEEP}, "at most 100 nested"),
@@ -66,8 +64,7 @@ async def refused(service: Service, asked: dict[str, Any]) -> ApiError:
     return error.value
 
 
-def test_every_way_to_ask_is_honoured(demo: Service) -> None:
-    """Whole, and in a stream."""
+async def test_every_way_to_ask_is_honoured(demo: Service) -> None:
     regex, choice = "[0-9]{3}-[0-9]{4}", ["never", "always"]
 
     def is_person(text: str) -> bool:
@@ -85,84 +82,72 @@ def test_every_way_to_ask_is_honoured(demo: Service) -> None:
         ({"guided_choice": choice, "response_format": {"type": "text"}}, choice.__contains__),
         ({"structured_outputs": {"choice": choice}}, choice.__contains__),
     ]
-
-    async def ask() -> None:
-        for asked, fits in ways:
-            assert fits(await said(demo, asked)), asked
-        asked = {"response_format": SCHEMA, "diffusion": {"block_length": 8}}
-        chunks = [chunk async for chunk in demo.stream_chat(CHAT | asked | {"stream": True})]
-        parts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
-        assert "".join(parts) == await said(demo, asked)
-
-    asyncio.run(ask())
+    for asked, fits in ways:
+        assert fits(await said(demo, asked)), asked
+    asked = {"response_format": SCHEMA, "diffusion": {"block_length": 8}}
+    chunks = [chunk async for chunk in demo.stream_chat(CHAT | asked | {"stream": True})]
+    parts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(parts) == await said(demo, asked)
 
 
 @pytest.mark.slow
-def test_a_nested_grammar_is_labelled_in_every_api(demo: Service) -> None:
+async def test_a_nested_grammar_is_labelled_in_every_api(demo: Service) -> None:
     nested = {"structured_outputs": {"grammar": NESTED}}
     dialects: tuple[tuple[type[Responses | Messages], dict[str, Any], str], ...] = (
         (Responses, {"input": "Nest.", "max_output_tokens": 60}, "response.completed"),
         (Messages, CHAT, "message_delta"),
     )
-
-    async def ask() -> None:
-        for asked in ({"guided_grammar": NESTED}, nested):
-            asked = CHAT | asked | {"temperature": 1, "seed": 3}
-            (choice,) = (await demo.chat(asked))["choices"]
-            assert choice["finish_reason"] == "stop"
-            text, inner = choice["message"]["content"], None
-            while text != inner:
-                text, inner = re.sub(r"\(([a-z]+)\)([a-z]+)", r"\2", text), text
-            assert re.fullmatch("[a-z]+", text), choice
-            label = choice["structured_outputs"]
-            assert not label["exact"] and label["depth"] > 2
-            *_, last = [chunk async for chunk in demo.stream_chat(asked | {"stream": True})]
-            assert last["choices"][0]["structured_outputs"] == label
-        exact = {"guided_grammar": 'root ::= "a" root | "b"'}
-        (choice,) = (await demo.chat(CHAT | exact))["choices"]
-        assert re.fullmatch("a*b", choice["message"]["content"])
-        assert "structured_outputs" not in choice
-        for dialect, body, ending in dialects:
-            whole = await answer_whole(demo, dialect(body | nested))
-            assert whole["structured_outputs"]["depth"] > 2
-            stream = answer_stream(demo, dialect(body | nested | {"stream": True}))
-            (end,) = [event async for event in stream if event["type"] == ending]
-            assert end.get("response", end)["structured_outputs"] == whole["structured_outputs"]
-
-    asyncio.run(ask())
+    for asked in ({"guided_grammar": NESTED}, nested):
+        asked = CHAT | asked | {"temperature": 1, "seed": 3}
+        (choice,) = (await demo.chat(asked))["choices"]
+        assert choice["finish_reason"] == "stop"
+        text, inner = choice["message"]["content"], None
+        while text != inner:
+            text, inner = re.sub(r"\(([a-z]+)\)([a-z]+)", r"\2", text), text
+        assert re.fullmatch("[a-z]+", text), choice
+        label = choice["structured_outputs"]
+        assert not label["exact"] and label["depth"] > 2
+        *_, last = [chunk async for chunk in demo.stream_chat(asked | {"stream": True})]
+        assert last["choices"][0]["structured_outputs"] == label
+    exact = {"guided_grammar": 'root ::= "a" root | "b"'}
+    (choice,) = (await demo.chat(CHAT | exact))["choices"]
+    assert re.fullmatch("a*b", choice["message"]["content"])
+    assert "structured_outputs" not in choice
+    for dialect, body, ending in dialects:
+        whole = await answer_whole(demo, dialect(body | nested))
+        assert whole["structured_outputs"]["depth"] > 2
+        stream = answer_stream(demo, dialect(body | nested | {"stream": True}))
+        (end,) = [event async for event in stream if event["type"] == ending]
+        assert end.get("response", end)["structured_outputs"] == whole["structured_outputs"]
 
 
-def test_a_pinned_canvas_tells_how_probable_each_field_is(demo: Service) -> None:
+async def test_a_pinned_canvas_tells_how_probable_each_field_is(demo: Service) -> None:
     text = "Give job and age as JSON: Tom, 53, is a driver from Tokyo."
     age = {"type": "integer", "minimum": 18, "maximum": 99}
     properties = {"job": {"enum": ["nurse", "driver", "pilot"]}, "age": age}
     asked = {"messages": [{"role": "user", "content": text}], "diffusion": PINNED}
     asked["guided_json"] = {"type": "object", "properties": properties}
-
-    async def ask() -> None:
-        made = await demo.chat(asked | {"logprobs": True})
-        (choice,) = made["choices"]
-        assert choice["message"]["content"] == '{"job":"driver","age":53}'
-        assert made["diffusion"]["forwards"] <= 3
-        tokens = [each["token"] for each in choice["logprobs"]["content"]]
-        assert "".join(tokens) == choice["message"]["content"]
-        fields = choice["fields"]
-        assert fields["age"]["options"] == {} and 0.5 < fields["age"]["probability"] <= 1
-        options = fields["job"]["options"]
-        assert options.keys() == {"nurse", "driver", "pilot"}
-        assert sum(options.values()) == pytest.approx(1)
-        assert options["driver"] == fields["job"]["probability"] > 0.5
-        chunks = [chunk async for chunk in demo.stream_chat(asked | {"stream": True})]
-        texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
-        assert "".join(texts) == choice["message"]["content"]
-        choosing = {"prompt": text, "guided_choice": ["yes", "no"], "diffusion": PINNED, "n": 2}
-        made = await demo.complete(choosing | {"logprobs": 0, "temperature": 1})
-        for choice in made["choices"]:
-            (field,) = choice["fields"].values()
-            assert field["options"].keys() == {"yes", "no"}
-            assert field["options"][choice["text"]] == field["probability"]
-
-    asyncio.run(ask())
+    made = await demo.chat(asked | {"logprobs": True})
+    (choice,) = made["choices"]
+    assert choice["message"]["content"] == '{"job":"driver","age":53}'
+    assert made["diffusion"]["forwards"] <= 3
+    tokens = [each["token"] for each in choice["logprobs"]["content"]]
+    assert "".join(tokens) == choice["message"]["content"]
+    fields = choice["fields"]
+    assert fields["age"]["options"] == {} and 0.5 < fields["age"]["probability"] <= 1
+    options = fields["job"]["options"]
+    assert options.keys() == {"nurse", "driver", "pilot"}
+    assert sum(options.values()) == pytest.approx(1)
+    assert options["driver"] == fields["job"]["probability"] > 0.5
+    chunks = [chunk async for chunk in demo.stream_chat(asked | {"stream": True})]
+    texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(texts) == choice["message"]["content"]
+    choosing = {"prompt": text, "guided_choice": ["yes", "no"], "diffusion": PINNED, "n": 2}
+    made = await demo.complete(choosing | {"logprobs": 0, "temperature": 1})
+    for choice in made["choices"]:
+        (field,) = choice["fields"].values()
+        assert field["options"].keys() == {"yes", "no"}
+        assert field["options"][choice["text"]] == field["probability"]
 
 
 @pytest.mark.parametrize(
@@ -186,67 +171,55 @@ def test_a_pinned_canvas_tells_how_probable_each_field_is(demo: Service) -> None
         ({"diffusion": {"slot_length": 4}}, "diffusion.slot_length", "add canvas: 'pinned'"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(
-    demo: Service, asked: dict[str, Any], field: str, words: str
-) -> None:
+def test_refusals_name_it(demo: Service, asked: dict[str, Any], field: str, words: str) -> None:
     error = asyncio.run(refused(demo, asked))
     assert error.param == field and re.search(words, error.message), (error.param, error.message)
 
 
 @pytest.mark.slow
-def test_hostile_schemas_are_refused_soon_and_others_answered_beside_them(
-    demo: Service,
-) -> None:
+async def test_hostile_schemas_are_refused_and_others_answered_beside(demo: Service) -> None:
     """Several compile at once, each for 2 s of a core at most; a busy machine takes longer."""
 
-    async def ask() -> None:
-        assert await said(demo, {"guided_choice": ["before"]}) == "before"
-        begin = time.monotonic()
+    assert await said(demo, {"guided_choice": ["before"]}) == "before"
+    begin = time.monotonic()
 
-        async def seconds(work: Awaitable[Any]) -> tuple[float, Any]:
-            found = await work
-            return time.monotonic() - begin, found
+    async def seconds(work: Awaitable[Any]) -> tuple[float, Any]:
+        found = await work
+        return time.monotonic() - begin, found
 
-        hostile = [refused(demo, asked) for asked, _ in HOSTILE.values()]
-        twice = refused(demo, HOSTILE["exponential states"][0])
-        benign = [said(demo, {"guided_choice": [f"beside {n}"]}) for n in range(3)]
-        found = await asyncio.gather(*map(seconds, [*hostile, twice, *benign]))
-        limit = 10 * max(1, os.getloadavg()[0] / (os.cpu_count() or 1))
-        for (name, (_, words)), (taken, error) in zip(HOSTILE.items(), found, strict=False):
-            assert re.search(words, error.message), (name, error.message)
-            assert taken < limit, name
-        assert found[-4][1].message == found[0][1].message
-        assert [answer for _, answer in found[-3:]] == [f"beside {n}" for n in range(3)]
-        assert all(taken < limit / 2 for taken, _ in found[-3:])
-        assert await said(demo, {"guided_choice": ["after"]}) == "after"
-
-    asyncio.run(ask())
+    hostile = [refused(demo, asked) for asked, _ in HOSTILE.values()]
+    twice = refused(demo, HOSTILE["exponential states"][0])
+    benign = [said(demo, {"guided_choice": [f"beside {n}"]}) for n in range(3)]
+    found = await asyncio.gather(*map(seconds, [*hostile, twice, *benign]))
+    limit = 10 * max(1, os.getloadavg()[0] / (os.cpu_count() or 1))
+    for (name, (_, words)), (taken, error) in zip(HOSTILE.items(), found, strict=False):
+        assert re.search(words, error.message), (name, error.message)
+        assert taken < limit, name
+    assert found[-4][1].message == found[0][1].message
+    assert [answer for _, answer in found[-3:]] == [f"beside {n}" for n in range(3)]
+    assert all(taken < limit / 2 for taken, _ in found[-3:])
+    assert await said(demo, {"guided_choice": ["after"]}) == "after"
 
 
-def test_what_several_ask_for_at_once_is_compiled_once(
-    demo: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_for_several_it_compiles_once(demo: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     ask, asked = ForkingProcess.ask, []
 
     async def counted(process: ForkingProcess, given: dict[str, Any]) -> dict[str, Any]:
         asked.append(given)
         return await ask(process, given)
 
-    async def together() -> None:
-        for choice, count in (("one", 1), ("another", 2)):
-            work = [said(demo, {"guided_choice": [choice]}) for _ in range(5)]
-            waiting = [asyncio.create_task(each) for each in work]
-            while len(asked) < count:
-                await asyncio.sleep(0)
-            waiting[0].cancel()  # the others get their answer
-            assert await asyncio.gather(*waiting[1:]) == [choice] * 4
-            assert len(asked) == count
-        for _ in range(2):  # what is refused is known, too
-            await refused(demo, {"guided_regex": "(once"})
-        assert len(asked) == 3
-
     monkeypatch.setattr(ForkingProcess, "ask", counted)
-    asyncio.run(together())
+    for choice, count in (("one", 1), ("another", 2)):
+        work = [said(demo, {"guided_choice": [choice]}) for _ in range(5)]
+        waiting = [asyncio.create_task(each) for each in work]
+        while len(asked) < count:
+            await asyncio.sleep(0)
+        waiting[0].cancel()  # the others get their answer
+        assert await asyncio.gather(*waiting[1:]) == [choice] * 4
+        assert len(asked) == count
+    for _ in range(2):  # what is refused is known, too
+        await refused(demo, {"guided_regex": "(once"})
+    assert len(asked) == 3
 
 
 def test_a_process_that_does_not_start_is_not_held_against_what_was_asked() -> None:

@@ -35,8 +35,6 @@ NOW = {"type": "function", "function": {"name": "now"}}
 
 
 def asked(service: Service, *bodies: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the choices of the answers to some chats."""
-
     async def ask() -> list[dict[str, Any]]:
         answers = [await service.chat(CHAT | body) for body in bodies]
         return [choice for answer in answers for choice in answer["choices"]]
@@ -71,13 +69,6 @@ def test_calls_are_made_as_asked(demo: Service) -> None:
         assert choice["message"]["content"]
 
 
-async def both(service: Service, body: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Return the choice of a whole answer, and the pieces of its stream."""
-    whole = await service.chat(body)
-    chunks = [each async for each in service.stream_chat(body | {"stream": True})]
-    return whole["choices"][0], [each["choices"][0] for each in chunks]
-
-
 ROME = '{"city":"Rome","unit":"C"}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>'
 GREETING = {"messages": [{"role": "user", "content": "Hi."}]}
@@ -96,7 +87,7 @@ def recorded() -> Iterator[tuple[Recorder, Service]]:
     ("said", "content", "count"),
     [(CALL, None, 1), (f"So: {CALL}", "So: ", 1), (f"{CALL}\n{CALL}", None, 2), ("No.", "No.", 0)],
 )
-def test_a_model_that_may_call_does(
+async def test_a_model_that_may_call_does(
     recorded: tuple[Recorder, Service],
     choice: dict[str, Any],
     said: str,
@@ -106,7 +97,10 @@ def test_a_model_that_may_call_does(
     """Whole and in a stream; the engine is asked for texts that may have a call or none."""
     engine, service = recorded
     engine.ids = TOKENIZER.encode(said)
-    whole, pieces = asyncio.run(both(service, CHAT | GREETING | choice))
+    body = CHAT | GREETING | choice
+    whole = (await service.chat(body))["choices"][0]
+    stream = service.stream_chat(body | {"stream": True})
+    pieces = [chunk["choices"][0] async for chunk in stream]
     reason = "tool_calls" if count else "stop"
     assert whole["finish_reason"] == pieces[-1]["finish_reason"] == reason
     assert whole["message"]["content"] == content
@@ -137,13 +131,10 @@ def test_a_model_that_may_call_does(
         ({"tool_choice": "required", "max_tokens": 4}, "max_tokens", "shortest text takes"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    demo: Service, body: dict[str, Any], field: str, words: str
-) -> None:
+def test_refusals_name_a_field(demo: Service, body: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(ApiError, match=words) as refused:
         asked(demo, body)
-    assert refused.value.status == 400
-    assert str(refused.value.param).startswith(field)
+    assert refused.value.status == 400 and str(refused.value.param).startswith(field)
 
 
 def test_any_text_without_a_call_may_come_before_one() -> None:

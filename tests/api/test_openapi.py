@@ -40,7 +40,7 @@ from diffray.cluster.control.local import load_local
 from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.messages import Update
 from tests.helpers.adapters import adapter_of
-from tests.helpers.api_server import serve
+from tests.helpers.api_server import events, serve
 from tests.helpers.byte_tokenizer import TOKENIZER
 from tests.helpers.recorder import Recorder
 
@@ -101,19 +101,6 @@ def valid(document: dict[str, Any], schema: dict[str, Any], value: object) -> No
     Draft202012Validator(schema | {"components": document["components"]}).validate(value)
 
 
-def events(text: str) -> list[Any]:
-    *parts, end = text.split("\n\n")
-    assert end == ""
-    found, names = [], [part.startswith("event: ") for part in parts]
-    if not any(names):
-        assert parts.pop() == "data: [DONE]"
-    for part in parts:
-        name, _, data = part.rpartition("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == (f"event: {found[-1]['type']}" if any(names) else "")
-    return found
-
-
 def test_every_field_has_a_meaning(document: dict[str, Any]) -> None:
     for name, schema in document["components"]["schemas"].items():
         for field, about in schema.get("properties", {}).items():
@@ -168,9 +155,7 @@ def test_examples_are_answered_as_described(
 
 
 @pytest.mark.parametrize("path", WITH_TRAINER)
-def test_examples_for_a_trainer_are_answered_as_described(
-    document: dict[str, Any], path: str
-) -> None:
+def test_examples_for_a_trainer_are_answered(document: dict[str, Any], path: str) -> None:
     (example,) = REQUESTS[path].values()
     settings = ApiSettings(operator_keys=("key",))
     with serve(Service(Recorder(), None, ["some"]), settings) as url:
@@ -180,20 +165,14 @@ def test_examples_for_a_trainer_are_answered_as_described(
 
 
 EVERYTHING = {
-    "logprobs": True,
-    "top_logprobs": 2,
-    "n": 2,
-    "return_token_ids": True,
-    "return_trajectory": True,
-    "max_tokens": 8,
-}
+    "logprobs": True, "top_logprobs": 2, "n": 2, "return_token_ids": True,
+    "return_trajectory": True, "max_tokens": 8,
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
-def test_answers_have_the_fields_that_are_described(
-    document: dict[str, Any], demo: httpx2.Client, stream: bool
-) -> None:
+def test_answers_are_described(document: dict[str, Any], demo: httpx2.Client, stream: bool) -> None:
     asked: dict[str, Any] = EVERYTHING | {"stream": stream}
     if stream:
         watch = {"include_canvas": True, "include_usage": True, "continuous_usage_stats": True}
@@ -215,9 +194,7 @@ def test_answers_have_the_fields_that_are_described(
 
 
 @pytest.mark.parametrize("path", [*ASKED, CHAT])
-def test_the_error_that_ends_a_stream_is_described(
-    document: dict[str, Any], breaking_url: str, path: str
-) -> None:
+def test_errors_in_streams_fit(document: dict[str, Any], breaking_url: str, path: str) -> None:
     asked = ASKED.get(path, CONVERSATION)
     answer = httpx2.post(breaking_url + path, json=asked | {"stream": True})
     assert bug().message in answer.text
@@ -231,9 +208,7 @@ KNOWN += [{"temperature": "hot"}, {"diffusion": {"colour": 7}}, {"verbosity": "l
 
 
 @pytest.mark.parametrize("path", [*ASKED, CHAT, COUNT, "/tokenize"])
-def test_unknown_fields_are_ignored_on_request_and_named(
-    document: dict[str, Any], path: str
-) -> None:
+def test_unknown_fields_are_ignored_on_request(document: dict[str, Any], path: str) -> None:
     """Not known ones with values that are not supported, nor those within an object."""
     asked = ASKED.get(path, CONVERSATION)
     odd: dict[str, Any] = {"max_token": 5, "\u2603\n": None} | {f"x{each}": [] for each in range(9)}
@@ -289,9 +264,7 @@ class Refusing(Recorder):
         (504, DeadlineExceeded("the answer was not complete")),
     ],
 )
-def test_what_an_engine_refuses_is_described(
-    document: dict[str, Any], status: int, error: Exception
-) -> None:
+def test_refusals_are_described(document: dict[str, Any], status: int, error: Exception) -> None:
     with serve(Service(Refusing(error), TOKENIZER, ["some"])) as url:
         for path, asked in ASKED.items():
             for stream in (False, True):

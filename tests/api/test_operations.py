@@ -21,7 +21,6 @@ OPERATOR = {"Authorization": "Bearer operator"}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two checkpoints of one model with different weights."""
     folder = tmp_path_factory.mktemp("operations")
     old, new = (tiny_checkpoint(folder / name) for name in ("old", "new"))
     (file,) = Path(new).glob("*.safetensors")
@@ -55,8 +54,7 @@ def refused(answer: httpx2.Response, status: int) -> dict[str, Any]:
 def version(http: httpx2.Client) -> str:
     (model, *_) = http.get("/v1/models").json()["data"]
     assert model["weight_version"] == http.get("/v1/models/tiny").json()["weight_version"]
-    found: str = model["weight_version"]
-    return found
+    return str(model["weight_version"])
 
 
 def written(http: httpx2.Client) -> tuple[str, str]:
@@ -77,8 +75,7 @@ def test_new_weights_from_a_folder(http: httpx2.Client, folders: list[str]) -> N
         "weight_version": "step 1",
     }
     after = written(http)
-    assert after[0] != before[0]
-    assert after[1] == version(http) == "step 1"
+    assert after[0] != before[0] and after[1] == version(http) == "step 1"
     assert "diffray:num_weight_updates_total" in http.get("/metrics").text
     again = http.post(UPDATE, json={"model_path": new, "weight_version": "step 1"})
     assert "already have version step 1" in refused(again, 400)["message"]
@@ -88,14 +85,11 @@ def test_new_weights_from_a_folder(http: httpx2.Client, folders: list[str]) -> N
 
 
 def asleep(http: httpx2.Client) -> bool:
-    found: dict[str, bool] = http.get("/is_sleeping").json()
-    return found["is_sleeping"]
+    return bool(http.get("/is_sleeping").json()["is_sleeping"])
 
 
 @pytest.mark.parametrize(("query", "level"), [("", 1), ("?level=1", 1), ("?level=2&model=tiny", 2)])
-def test_asleep_it_lets_requests_wait(
-    served: Served, http: httpx2.Client, query: str, level: int
-) -> None:
+def test_asleep_requests_wait(served: Served, http: httpx2.Client, query: str, level: int) -> None:
     before = written(http)
     assert not asleep(http)
     slept = http.post(f"/sleep{query}")
@@ -116,15 +110,15 @@ def test_asleep_it_lets_requests_wait(
 @pytest.mark.parametrize(
     ("asked", "body", "status", "words"),
     [
-        ("POST /sleep?level=deep", None, 400, "level"),
-        ("POST /sleep?mode=abort", None, 400, "mode"),
-        ("POST /wake_up?tags=weights", None, 400, "tags"),
-        ("POST /sleep?model=other", None, 404, "`other` does not exist"),
-        (f"POST {UPDATE}", {}, 400, "model_path"),
-        (f"POST {UPDATE}", {"model_path": "/no/such"}, 400, "no folder '/no/such'"),
-        (f"POST {UPDATE}", {"model_path": "OTHER"}, 400, "another model: config.json differs in"),
-        (f"POST {UPDATE}", {"model_path": "NEW", "in_flight": "abort"}, 400, "in_flight"),
-        (f"POST {UPDATE}", {"model_path": "NEW", "model": "other"}, 404, "`other` does not exist"),
+        ("/sleep?level=deep", None, 400, "level"),
+        ("/sleep?mode=abort", None, 400, "mode"),
+        ("/wake_up?tags=weights", None, 400, "tags"),
+        ("/sleep?model=other", None, 404, "`other` does not exist"),
+        (UPDATE, {}, 400, "model_path"),
+        (UPDATE, {"model_path": "/no/such"}, 400, "no folder '/no/such'"),
+        (UPDATE, {"model_path": "OTHER"}, 400, "another model: config.json differs in"),
+        (UPDATE, {"model_path": "NEW", "in_flight": "abort"}, 400, "in_flight"),
+        (UPDATE, {"model_path": "NEW", "model": "other"}, 404, "`other` does not exist"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_and_changes_nothing(
@@ -141,17 +135,14 @@ def test_what_is_wrong_is_one_sentence_and_changes_nothing(
     if body and body.get("model_path") == "NEW":
         body |= {"model_path": folders[1]}
     before = written(http), version(http)
-    method, path = asked.split()
-    answer = http.request(method, path, json=body)
+    answer = http.post(asked, json=body)
     assert answer.status_code == status, answer.text
     message = answer.json()["error"]["message"]
     assert words in message and "\n" not in message, message
     assert (written(http), version(http), asleep(http)) == (*before, False)
 
 
-def test_an_adapter_is_a_model_of_its_own_from_load_to_unload(
-    http: httpx2.Client, folders: list[str], tmp_path: Path
-) -> None:
+def test_an_adapter_is_a_model(http: httpx2.Client, folders: list[str], tmp_path: Path) -> None:
     """vLLM's endpoints and listing; the answers are those of the adapter."""
     adapter = adapter_of(folders[0], tmp_path / "adapter", rank=8, lora_alpha=64)
     load = {"lora_name": "mine", "lora_path": str(adapter)}

@@ -75,14 +75,11 @@ def test_page_and_manual_can_be_left_out(service: Service) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "location"),
     [
-        ("/a/b%25c", 307, "b%25c/"),
-        ("/a/b%25c/", 200, None),
-        ("/a/b%25c/nothing", 401, None),
-        ("/a/b%25c/health", 200, None),
-        ("/a/b%25c/version/", 401, None),
+        ("/a/b%25c", 307, "b%25c/"), ("/a/b%25c/", 200, None), ("/a/b%25c/nothing", 401, None),
+        ("/a/b%25c/health", 200, None), ("/a/b%25c/version/", 401, None),
         ("/a/b%25c/load", 401, None),
     ],
-)
+)  # fmt: skip
 async def test_below_a_prefix_the_page_ends_in_a_slash_and_the_same_paths_are_open(
     service: Service, path: str, status: int, location: str | None
 ) -> None:

@@ -1,7 +1,4 @@
-"""axe-core, which judges by the rules for accessible content, finds nothing in the page's states.
-
-Each is judged as it is on a desk and on a phone, light and dark.
-"""
+"""axe-core, which judges accessibility, finds nothing in the page's states, on desks and phones."""
 
 import tarfile
 from collections.abc import Callable, Iterator
@@ -15,16 +12,7 @@ from diffray.components.checkpoints.demos import examples
 from tests.helpers.api_server import serve
 from tests.helpers.browser import Browser, chromium
 from tests.helpers.needed import npm
-from tests.helpers.page import (
-    COMPLETE,
-    FAILED,
-    FINAL,
-    PLAYED,
-    ask,
-    intercept,
-    opened,
-    watch_slowly,
-)
+from tests.helpers.page import COMPLETE, FAILED, FINAL, PLAYED, ask, intercept, opened, watch_slowly
 
 pytestmark = pytest.mark.long
 
@@ -78,8 +66,7 @@ def anew(tab: Browser, url: str) -> None:
     tab.choose("[name=pace]", "0")
 
 
-def test_it_finds_nothing_in_a_chat(tab: Browser, demo_url: str, judge: Callable[[], None]) -> None:
-    """Untouched, answered, and side by side."""
+def test_a_chat_is_fine(tab: Browser, demo_url: str, judge: Callable[[], None]) -> None:
     anew(tab, demo_url)
     tab.wait("document.querySelectorAll('#examples button').length")
     judge()
@@ -99,10 +86,7 @@ def test_it_finds_nothing_in_a_chat(tab: Browser, demo_url: str, judge: Callable
     judge()
 
 
-def test_it_finds_nothing_in_answers_without_an_end(
-    tab: Browser, demo_url: str, judge: Callable[[], None]
-) -> None:
-    """Denoising, stopped, refused, and empty."""
+def test_other_answers_are_fine(tab: Browser, demo_url: str, judge: Callable[[], None]) -> None:
     for is_stopped in (False, True):
         anew(tab, demo_url)
         intercept(tab, max_tokens=512, min_tokens=512)
@@ -127,9 +111,7 @@ def test_it_finds_nothing_in_answers_without_an_end(
     judge()
 
 
-def test_it_finds_nothing_where_a_gap_is_filled(
-    tab: Browser, demo_url: str, judge: Callable[[], None]
-) -> None:
+def test_a_filled_gap_is_fine(tab: Browser, demo_url: str, judge: Callable[[], None]) -> None:
     anew(tab, demo_url)
     tab.click("input[value=infill]")
     ask(tab, "def total(numbers)")
@@ -143,9 +125,7 @@ def test_it_finds_nothing_where_a_gap_is_filled(
     judge()
 
 
-def test_it_finds_nothing_where_a_key_is_asked_for(
-    tab: Browser, demo: Service, judge: Callable[[], None]
-) -> None:
+def test_asking_for_a_key_is_fine(tab: Browser, demo: Service, judge: Callable[[], None]) -> None:
     with serve(demo, ApiSettings(api_keys=(KEY,))) as url:
         opened(tab, url)
         tab.wait("!document.querySelector('#key').hidden")

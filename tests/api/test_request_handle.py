@@ -1,7 +1,7 @@
 """Handles of requests over an engine of this process: deltas, states, results, ends."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
@@ -12,9 +12,7 @@ from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.request_handle import Phase, RequestCancelled, RequestHandle, Status
 from diffray.workers.output import Accepted, Delta, Followed, RequestOutput
 
-MESSAGES = [
-    {"role": "user", "content": "Tom buys 3 pens for 4 dollars each. How much does he pay?"}
-]
+MESSAGES = [{"role": "user", "content": "Al buys 3 pens for 4 dollars each. How much does he pay?"}]
 OPTIONS: dict[str, Any] = {"dtype": "float64", "max_num_seqs": 2}
 # Four blocks of four steps.
 SLOW = SamplingParams(
@@ -30,15 +28,7 @@ def plain() -> Iterator[DiffusionLLM]:
         yield llm
 
 
-def with_model(test: Callable[[AsyncDiffusionLLM], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with AsyncDiffusionLLM("demo", **OPTIONS) as llm:
-            await test(llm)
-
-    asyncio.run(asyncio.wait_for(run(), 120))
-
-
-def test_deltas_and_result_are_those_of_a_waiting_model(plain: DiffusionLLM) -> None:
+async def test_deltas_and_result_are_those_of_a_waiting_model(plain: DiffusionLLM) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     asked: list[tuple[Any, SamplingParams]] = [
         (MESSAGES, SLOW),
@@ -48,8 +38,7 @@ def test_deltas_and_result_are_those_of_a_waiting_model(plain: DiffusionLLM) -> 
         (torch.tensor([5, 6, 7]), SamplingParams(max_tokens=8, ignore_eos=True)),
         (MESSAGES, SamplingParams(max_tokens=24, structured_outputs={"json": schema})),
     ]
-
-    async def test(llm: AsyncDiffusionLLM) -> None:
+    async with AsyncDiffusionLLM("demo", **OPTIONS) as llm:
         handles = [await llm.submit(prompt, params) for prompt, params in asked]
         for handle, (prompt, params) in zip(handles, asked, strict=True):
             call = plain.chat if prompt is MESSAGES else plain.generate
@@ -67,8 +56,6 @@ def test_deltas_and_result_are_those_of_a_waiting_model(plain: DiffusionLLM) -> 
             assert stats.tokens_per_forward == expected.tokens_per_forward
             assert 0 < stats.queued <= stats.seconds == handle.stats().seconds
 
-    with_model(test)
-
 
 async def endless(end: asyncio.Event) -> AsyncGenerator[Followed, None]:
     await end.wait()
@@ -76,27 +63,24 @@ async def endless(end: asyncio.Event) -> AsyncGenerator[Followed, None]:
     yield Accepted(1, [1])
 
 
-def test_get_gives_up_and_failures_are_raised_where_one_waits() -> None:
-    async def run() -> None:
-        end = asyncio.Event()
-        handle = RequestHandle(Accepted(1, [1]), endless(end))
-        with pytest.raises(TimeoutError):
-            await handle.get(timeout=0.01)
-        assert str(handle.status) == "queued"
-        end.set()
-        for wait in (handle.get, handle.result, handle.__anext__):
-            with pytest.raises(RuntimeError, match="the engine is gone"):
-                await wait()
+async def test_get_gives_up_and_failures_are_raised_where_one_waits() -> None:
+    end = asyncio.Event()
+    handle = RequestHandle(Accepted(1, [1]), endless(end))
+    with pytest.raises(TimeoutError):
+        await handle.get(timeout=0.01)
+    assert str(handle.status) == "queued"
+    end.set()
+    for wait in (handle.get, handle.result, handle.__anext__):
         with pytest.raises(RuntimeError, match="the engine is gone"):
-            handle.get_nowait()
-        assert handle.status == Status(Phase.FAILED, 0, 1)
-        await handle.cancel()
-        assert handle.status.phase == Phase.FAILED
+            await wait()
+    with pytest.raises(RuntimeError, match="the engine is gone"):
+        handle.get_nowait()
+    assert handle.status == Status(Phase.FAILED, 0, 1)
+    await handle.cancel()
+    assert handle.status.phase == Phase.FAILED
 
-    asyncio.run(asyncio.wait_for(run(), 20))
 
-
-def test_the_slowest_choice_gives_the_status() -> None:
+async def test_the_slowest_choice_gives_the_status() -> None:
     async def several(steps: asyncio.Queue[Followed]) -> AsyncGenerator[Followed, None]:
         while not isinstance(each := await steps.get(), RequestOutput):
             yield each
@@ -105,29 +89,26 @@ def test_the_slowest_choice_gives_the_status() -> None:
     def delta(index: int, blocks: int, reason: str | None = None) -> Delta:
         return Delta(index, "", [], reason, 1, [], blocks=blocks)
 
-    async def run() -> None:
-        steps = asyncio.Queue[Followed]()
-        handle = RequestHandle(Accepted(1, [4, 4]), several(steps))
-        for each, block in (
-            (delta(0, 2), 1),
-            (delta(1, 1), 2),
-            (delta(0, 3, "stop"), 2),
-            (delta(1, 3), 4),
-            (delta(1, 3, "stop"), 4),
-        ):
-            steps.put_nowait(each)
-            while handle.status != Status(Phase.DENOISING, block, 4):
-                await asyncio.sleep(0)
-            assert str(handle.status) == f"denoising, block {block} of 4"
-        steps.put_nowait(RequestOutput("p", [1], []))
-        await handle.result()
-        assert handle.status == Status(Phase.FINISHED, 4, 4)
-
-    asyncio.run(asyncio.wait_for(run(), 20))
+    steps = asyncio.Queue[Followed]()
+    handle = RequestHandle(Accepted(1, [4, 4]), several(steps))
+    for each, block in (
+        (delta(0, 2), 1),
+        (delta(1, 1), 2),
+        (delta(0, 3, "stop"), 2),
+        (delta(1, 3), 4),
+        (delta(1, 3, "stop"), 4),
+    ):
+        steps.put_nowait(each)
+        while handle.status != Status(Phase.DENOISING, block, 4):
+            await asyncio.sleep(0)
+        assert str(handle.status) == f"denoising, block {block} of 4"
+    steps.put_nowait(RequestOutput("p", [1], []))
+    await handle.result()
+    assert handle.status == Status(Phase.FINISHED, 4, 4)
 
 
-def test_cancelling_frees_the_place_of_a_request() -> None:
-    async def test(llm: AsyncDiffusionLLM) -> None:
+async def test_cancelling_frees_the_place_of_a_request() -> None:
+    async with AsyncDiffusionLLM("demo", **OPTIONS) as llm:
         long = SamplingParams(max_tokens=400, ignore_eos=True, diffusion=SLOW.diffusion)
         handles = [await llm.submit("Tom", long) for _ in range(2)]
         assert handles[0].get_nowait() is None and await handles[0].get() is not None
@@ -149,10 +130,8 @@ def test_cancelling_frees_the_place_of_a_request() -> None:
         await waiting.cancel()
         assert waiting.status.phase == Phase.FINISHED
 
-    with_model(test)
 
-
-def test_what_is_wrong_is_refused_when_it_is_submitted() -> None:
+async def test_what_is_wrong_is_refused_when_it_is_submitted() -> None:
     deep: dict[str, Any] = {}
     for _ in range(2000):
         deep = {"items": deep}
@@ -167,14 +146,11 @@ def test_what_is_wrong_is_refused_when_it_is_submitted() -> None:
         (["a", "b"], {}, ValueError, "takes one prompt"),
         ("Tom", {"structured_outputs": {"json": deep}}, ValueError, "at most 100 nested"),
     ]
-
-    async def test(llm: AsyncDiffusionLLM) -> None:
+    async with AsyncDiffusionLLM("demo", **OPTIONS) as llm:
         for prompt, options, error, message in wrong:
             with pytest.raises(error, match=message) as refused:
                 await llm.submit(prompt, **options)
             assert not isinstance(refused.value, ApiError) or refused.value.status == 400
-
-    with_model(test)
     with pytest.raises(ValueError, match="unknown option 'max_num_seq'"):
         AsyncDiffusionLLM("demo", max_num_seq=3)  # type: ignore[call-arg]
     handle: Any = object()
@@ -182,27 +158,22 @@ def test_what_is_wrong_is_refused_when_it_is_submitted() -> None:
         AsyncDiffusionLLM(handle, max_num_seqs=3, diffusion={"block_length": 8})
 
 
-def test_closing_fails_what_is_open_and_refuses_more() -> None:
-    async def run() -> None:
-        llm = AsyncDiffusionLLM("demo", diffusion={"block_length": 8}, **OPTIONS)
-        handle = await llm.submit("Tom", max_tokens=400, ignore_eos=True)
-        assert await handle.get() is not None
-        assert handle.status.num_blocks == 50, "the model's own default"
-        await llm.close()
-        with pytest.raises(ApiError, match="closed"):
-            await handle.result()
-        assert handle.status.phase == Phase.FAILED
-        with pytest.raises(ValueError, match="has been closed; make a new one"):
-            await llm.submit("Tom")
-
-    asyncio.run(asyncio.wait_for(run(), 120))
+async def test_closing_fails_what_is_open_and_refuses_more() -> None:
+    llm = AsyncDiffusionLLM("demo", diffusion={"block_length": 8}, **OPTIONS)
+    handle = await llm.submit("Tom", max_tokens=400, ignore_eos=True)
+    assert await handle.get() is not None
+    assert handle.status.num_blocks == 50, "the model's own default"
+    await llm.close()
+    with pytest.raises(ApiError, match="closed"):
+        await handle.result()
+    assert handle.status.phase == Phase.FAILED
+    with pytest.raises(ValueError, match="has been closed; make a new one"):
+        await llm.submit("Tom")
 
 
-def test_priority_comes_first() -> None:
-    async def test(llm: AsyncDiffusionLLM) -> None:
+async def test_priority_comes_first() -> None:
+    async with AsyncDiffusionLLM("demo", **OPTIONS) as llm:
         busy = [await llm.submit("Tom", SLOW) for _ in range(4)]
         urgent = await llm.submit("Tom", SLOW, priority=-1)
         await urgent.result()
         assert [each.status.phase for each in busy].count(Phase.FINISHED) < 4
-
-    with_model(test)

@@ -61,9 +61,7 @@ def picky(asked: Asked) -> HttpAnswer:
     return echo(asked)
 
 
-def through(
-    url: str, key: str | None = None, timeout: float = 10.0, model: str | None = None
-) -> Any:
+def through(url: str, key: str | None = None, timeout: float = 10, model: str | None = None) -> Any:
     endpoint = Endpoint.at(url, key)
     return endpoint_answers(endpoint, model=model, timeout=timeout, first_pause=0.01)
 
@@ -128,9 +126,7 @@ class TestEndpoint:
         assert len(times) == (5 if frees else 8)
         assert summary.seconds < 60  # as the server says; untold, the pauses are 1, 2, ... 64 s
 
-    def test_refusals_silence_and_broken_connections_fail_one_line_each(
-        self, tmp_path: Path
-    ) -> None:
+    def test_what_goes_wrong_fails_one_line_each(self, tmp_path: Path) -> None:
         over = threading.Event()
 
         def broken(asked: Asked) -> HttpAnswer:
@@ -152,9 +148,7 @@ class TestEndpoint:
         assert answers["r2"]["error"]["code"] == "connection_error"
         assert answers["r3"]["error"] == {"code": "timeout", "message": "no answer within 2 s"}
 
-    def test_a_server_that_is_not_there_or_refuses_the_key_ends_the_batch(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_server_that_is_gone_or_refuses_the_key_ends_it(self, tmp_path: Path) -> None:
         lines = (request(f"r{n}", say=n) for n in range(9))
         source, target = write(tmp_path / "in", *lines), tmp_path / "out"
         denied = HttpAnswer(401, {"error": {"message": "Incorrect API key."}})
@@ -172,7 +166,6 @@ class TestEndpoint:
 
 @asynccontextmanager
 async def nobody() -> AsyncGenerator[Answer, None]:
-    """Answer nothing, where a batch must end before it asks."""
     raise AssertionError("a request was sent")
     yield
 
@@ -229,9 +222,7 @@ class TestFiles:
         with pytest.raises(ValueError, match="tensor_parallel_size"):
             run_batch(source, tmp_path / "out", ranks)
 
-    def test_goes_on_where_it_stopped(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_it_can_be_continued(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         source = write(tmp_path / "in", *(request(f"r{n}") for n in range(4)))
         target = tmp_path / "out"
         run_batch(source, target, always(Reply(200, "x", {})))
@@ -247,9 +238,7 @@ class TestFiles:
         assert sorted(names.values()) == ["x", "y", "y", "y"]
         assert run_batch(source, target, nobody()).before == 4
 
-    def test_a_failed_request_ends_the_command_with_1_also_when_nothing_is_left(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_failed_request_ends_every_run_with_1(self, tmp_path: Path) -> None:
 
         source = write(tmp_path / "in", *(request(f"r{n}", say=n) for n in range(3)))
         target = tmp_path / "out"

@@ -53,42 +53,34 @@ def places(folder: Path) -> tuple[str, ...]:
 
 
 def measured(command: str, folder: Path, *arguments: str) -> Any:
-    """Run a benchmark; return the runs and the page that it writes."""
     result = bench(command, *arguments, *places(folder))
     assert result.exit_code == 0, result.output
     return json.loads((folder / "o.json").read_text())["runs"], (folder / "o.html").read_text()
 
 
-class TestPercentiles:
-    def test_between_the_two_nearest(self) -> None:
-        assert percentile([4, 1, 3, 2], 50) == 2.5
-        assert percentile([1, 2, 3, 4, 5], 99) == pytest.approx(4.96)
-        assert percentile([7], 99) == 7
-        assert percentile([1, 2], 100) == 2
-        assert percentile([], 50) == 0
-
-
-def test_lists_are_checked() -> None:
+def test_percentiles_are_between_the_two_nearest_and_lists_are_checked() -> None:
+    for numbers, share, found in (
+        ([4, 1, 3, 2], 50, 2.5), ([1, 2, 3, 4, 5], 99, 4.96), ([7], 99, 7), ([1, 2], 100, 2),
+        ([], 50, 0),
+    ):  # fmt: skip
+        assert percentile(numbers, share) == pytest.approx(found)
     assert counts("1,8,64", "--batch-size", high=64) == [1, 8, 64]
     for wrong in ("0", "65", "a", "1.5", "", "1,inf"):
         with pytest.raises(ValueError, match="--batch-size"):
             counts(wrong, "--batch-size", high=64)
 
 
-class TestPrompts:
-    def test_bundled_data_sets_are_there(self) -> None:
-        assert [len(read_rows(name, None, 1000)) for name in BUNDLED] == [96, 164, 256]
-        assert len(read_rows("humaneval", None, 5)) == 5
-        assert read_rows("gsm8k", None, 1)[0].prompt.startswith("Janet")
-        tasks = {"arithmetic", "math", "code", "json", "rewriting", "outside"}
-        assert {ask.task for ask in read_rows("demo", None, 99)} == tasks
-
-    def test_files_of_sharegpt(self, tmp_path: Path) -> None:
-        share = tmp_path / "share.json"
-        said = [{"value": "hi"}, {"value": "ho"}]
-        lines = ["no", {}, {"conversations": said}, {"conversations": said[:1]}]
-        share.write_text(json.dumps(lines))
-        assert [ask.prompt for ask in read_rows("sharegpt", share, 10)] == ["hi"]
+def test_bundled_data_sets_and_files_of_sharegpt_are_read(tmp_path: Path) -> None:
+    assert [len(read_rows(name, None, 1000)) for name in BUNDLED] == [96, 164, 256]
+    assert len(read_rows("humaneval", None, 5)) == 5
+    assert read_rows("gsm8k", None, 1)[0].prompt.startswith("Janet")
+    tasks = {"arithmetic", "math", "code", "json", "rewriting", "outside"}
+    assert {ask.task for ask in read_rows("demo", None, 99)} == tasks
+    share = tmp_path / "share.json"
+    said = [{"value": "hi"}, {"value": "ho"}]
+    lines = ["no", {}, {"conversations": said}, {"conversations": said[:1]}]
+    share.write_text(json.dumps(lines))
+    assert [ask.prompt for ask in read_rows("sharegpt", share, 10)] == ["hi"]
 
 
 class TestPhases:
@@ -139,10 +131,7 @@ def test_bytes_that_a_step_reads(llm: DiffusionLLM) -> None:
 
     def look(cache: str) -> Reads:
         params = SamplingParams(
-            max_tokens=32,
-            ignore_eos=True,
-            seed=0,
-            diffusion={"cache": cache, "canvas": "fixed"},
+            max_tokens=32, ignore_eos=True, seed=0, diffusion={"cache": cache, "canvas": "fixed"}
         )
         with reads_of(llm.engine) as reads:
             llm.generate([list(range(1, 9))], params, use_tqdm=False)
@@ -160,12 +149,10 @@ def test_bytes_that_a_step_reads(llm: DiffusionLLM) -> None:
 
 
 class TestCounting:
-    def test_tokens_before_the_first_end(self) -> None:
-        ids = [5, 6, 9, 7, 9]
-        output = RequestOutput(None, [1], [CompletionOutput(0, token_ids=ids)])
-        assert counted(output, [9], ignore_eos=False) == 2
-        assert counted(output, [9], ignore_eos=True) == 5
-        assert counted(output, [8], ignore_eos=False) == 5
+    @pytest.mark.parametrize(("end", "ignores", "n"), [(9, False, 2), (9, True, 5), (8, False, 5)])
+    def test_tokens_before_the_first_end(self, end: int, ignores: bool, n: int) -> None:
+        output = RequestOutput(None, [1], [CompletionOutput(0, token_ids=[5, 6, 9, 7, 9])])
+        assert counted(output, [end], ignore_eos=ignores) == n
 
     def test_a_run_counts_shared_forwards_once(self, tiny: str) -> None:
         params = SamplingParams(

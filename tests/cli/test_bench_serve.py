@@ -34,7 +34,6 @@ def bench(url: str, *arguments: str) -> Result:
 
 
 def refused(url: str, *arguments: str) -> str:
-    """Return the one sentence with which the command ends."""
     result = bench(url, *arguments)
     assert result.exit_code == 1, result.output
     (line,) = result.stderr.splitlines()
@@ -42,7 +41,6 @@ def refused(url: str, *arguments: str) -> str:
 
 
 def custom(path: Path, *prompts: str, **others: object) -> tuple[str, ...]:
-    """Return the flags that ask what was written into a file."""
     path.write_text("\n".join(json.dumps({"prompt": prompt, **others}) for prompt in prompts))
     return "--dataset-name", "custom", "--dataset-path", str(path)
 
@@ -85,9 +83,7 @@ def sent(fake: FakeEndpoint) -> list[dict[str, Any]]:
 
 
 class TestScenario:
-    def test_a_sweep_runs_every_rate_at_every_concurrency(
-        self, fake: FakeEndpoint, tmp_path: Path
-    ) -> None:
+    def test_a_sweep_runs_all_combinations(self, fake: FakeEndpoint, tmp_path: Path) -> None:
         numbers, page = tmp_path / "o.json", tmp_path / "o.html"
         result = bench(
             fake.url + "/v1",
@@ -133,9 +129,7 @@ class TestScenario:
         assert first["diffusion"] == {"decoder": {"kind": "fixed", "steps": 4}}
 
     @pytest.mark.parametrize("typed", [True, False])
-    def test_random_prompts_ignore_ends_unless_told(
-        self, fake: FakeEndpoint, tmp_path: Path, typed: bool
-    ) -> None:
+    def test_random_prompts_go_on(self, fake: FakeEndpoint, tmp_path: Path, typed: bool) -> None:
         flags = "--num-prompts", "1", "--input-len", "5", *(("--set", "ignore_eos=false") * typed)
         assert bench(fake.url, "--tokenizer", "demo", *flags).exit_code == 0
         (body,) = sent(fake)
@@ -161,9 +155,7 @@ class TestEndings:
         assert "the server answers 400: not that one" in result.stdout
         assert "counters" not in result.stdout
 
-    def test_an_answer_without_text_has_no_time_to_its_first_token(
-        self, fake: FakeEndpoint, tmp_path: Path
-    ) -> None:
+    def test_empty_answers_have_no_first_token(self, fake: FakeEndpoint, tmp_path: Path) -> None:
         numbers = tmp_path / "o.json"
         for prompts, ttft in ((("empty", "a"), 0.5), (("empty",), None)):
             flags = *custom(tmp_path / "own", *prompts), "--output-json", str(numbers)
@@ -171,9 +163,7 @@ class TestEndings:
             (run,) = json.loads(numbers.read_text())["runs"]
             assert (run.get("mean_ttft_ms"), run["mean_tpot_ms"]) == (ttft, 0.25)
 
-    def test_without_the_extra_one_sentence_says_what_to_install(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_to_install_is_said_in_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(online, "find_spec", lambda name: None)
         said = refused("http://127.0.0.1:9")
         assert said == "diffray: bench serve needs guidellm; pip install 'diffray[bench]'"
@@ -187,9 +177,7 @@ class TestEndings:
         assert result.exit_code == 1
         assert "guidellm failed: usage no such profile" in result.stderr
 
-    def test_an_interrupt_keeps_finished_runs_each_of_which_has_its_own_seed(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_interrupts_keep_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Random prompts of one run must not be found in the cache by the next."""
         seeds: list[int] = []
 
@@ -246,8 +234,7 @@ def test_a_real_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generato
     assert "have no counters of diffusion" not in result.output
     demo, chance = json.loads(numbers.read_text())["runs"]
     for found in (demo, chance):
-        assert set(found) >= VLLMS_KEYS
-        assert (found["completed"], found["failed"]) == (6, 0)
+        assert set(found) >= VLLMS_KEYS and (found["completed"], found["failed"]) == (6, 0)
         assert found["diffusion_committed_tokens"] == found["total_output_tokens"]
         assert found["diffusion_committed_per_step"] >= 1
     assert chance["total_output_tokens"] == 6 * 64

@@ -36,7 +36,6 @@ def said(*pieces: str, finish: str = "stop") -> Iterator[Json | str]:
 
 
 def answer(asked: Asked) -> Answer:
-    """Repeat the last message, in two pieces."""
     if asked.path == "/v1/models":
         return Answer(body={"data": [{"id": "first"}, {"id": "second"}]})
     text = asked.body["messages"][-1]["content"]
@@ -49,12 +48,8 @@ class Terminal(io.StringIO):
 
 
 def piped(
-    text: str,
-    respond: Callable[[Asked], Answer] = answer,
-    succeeds: bool = True,
-    **options: Any,
+    text: str, respond: Callable[[Asked], Answer] = answer, succeeds: bool = True, **options: Any
 ) -> tuple[str, FakeEndpoint]:
-    """Chat without a terminal; return what was written, and the server."""
     out = io.StringIO()
     with fake_endpoint(respond) as server:
         endpoint = Endpoint.at(server.url, options.pop("api_key", None))
@@ -69,7 +64,6 @@ def typed(
     out: io.StringIO | None = None,
     **options: Any,
 ) -> tuple[str, FakeEndpoint]:
-    """Chat as if at a terminal; return what was written, and the server."""
     left = list(lines)
 
     def read(prompt: str) -> str:
@@ -94,11 +88,8 @@ class TestPiped:
         models, first, second = server.asked
         assert models.path == "/v1/models"
         assert first.path == "/v1/chat/completions"
-        assert first.body == {
-            "model": "first",
-            "messages": [{"role": "user", "content": "one"}],
-            "stream": True,
-        }
+        messages = [{"role": "user", "content": "one"}]
+        assert first.body == {"model": "first", "messages": messages, "stream": True}
         assert [turn["role"] for turn in second.body["messages"]] == ["user", "assistant", "user"]
         assert second.body["messages"][1]["content"] == "you said one"
 
@@ -106,15 +97,10 @@ class TestPiped:
         out, server = piped("/help\none\n/system Shout.\n/clear\ntwo\n/system\nthree\n/exit\nfour")
         assert out == f"{HELP}\nyou said one\nyou said two\nyou said three\n"
         _, _, second, third = (asked.body.get("messages") for asked in server.asked)
-        assert second == [
-            {"role": "system", "content": "Shout."},
-            {"role": "user", "content": "two"},
-        ]
+        assert [(turn["role"], turn["content"]) for turn in second or []] == [
+            ("system", "Shout."), ("user", "two")
+        ]  # fmt: skip
         assert [turn["role"] for turn in third or []] == ["user", "assistant", "user"]
-
-    def test_control_characters_reach_a_file_as_they_are(self) -> None:
-        out, _ = piped("a", lambda asked: Answer(chunks=said("x\x1b[2Jy")), model="m")
-        assert out == "x\x1b[2Jy\n"
 
     @pytest.mark.parametrize(
         ("refusal", "words"),
@@ -135,9 +121,7 @@ class TestPiped:
         assert words in said and said.startswith("diffray: ")
         assert said.count("\n") == 1
 
-    def test_an_error_ends_only_its_line_and_counts_in_the_end(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_an_error_ends_its_line_and_counts(self, capsys: pytest.CaptureFixture[str]) -> None:
         def picky(asked: Asked) -> Answer:
             text = asked.body["messages"][-1]["content"]
             if text == "one":
@@ -152,14 +136,12 @@ class TestPiped:
         last = [turn["content"] for turn in server.asked[-1].body["messages"]]
         assert last == ["two", "half", "three"]
 
-    def test_models_must_be_there(self) -> None:
+    def test_what_cannot_be_asked_ends_the_chat(self) -> None:
         with pytest.raises(Refused, match="lists no model"):
             piped("a", lambda asked: Answer(body={"data": []}))
-
-    def test_what_cannot_be_asked_ends_the_chat(self) -> None:
-        nowhere = Endpoint.at("http://127.0.0.1:1")
         with pytest.raises(ValueError, match="leave n out"):
-            chat(nowhere, options={"n": 2}, source=io.StringIO("a"), out=io.StringIO())
+            piped("a", options={"n": 2})
+        nowhere = Endpoint.at("http://127.0.0.1:1")
         with pytest.raises(ConnectionError, match="start a server with `diffray serve`"):
             chat(nowhere, model="m", source=io.StringIO("a"), out=io.StringIO())
 
@@ -190,9 +172,7 @@ class TestPiped:
             "the server's default policy",
         ]
 
-    def test_a_policy_that_the_server_refuses_is_refused_at_once(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_wrong_policy_is_refused_at_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         def picky(asked: Asked) -> Answer:
             if asked.body.get("diffusion") == {"decoder": {"kind": "credi"}}:
                 return Answer(400, {"error": {"message": "no kind 'credi'"}})
@@ -225,9 +205,7 @@ class TestPiped:
         piped(line, model="m", succeeds=False)
         assert words in capsys.readouterr().err
 
-    def test_retry_asks_again_and_keeps_the_answer_if_no_other_comes(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_retry_keeps_the_answer_if_it_fails(self, capsys: pytest.CaptureFixture[str]) -> None:
         refusals = [Answer(400, {"error": {"message": "bad day"}})]
 
         def picky(asked: Asked) -> Answer:
@@ -245,9 +223,7 @@ class TestPiped:
         assert first == again and refused == last
         assert [turn["content"] for turn in last] == ["one", "you said one", "two"]
 
-    def test_what_is_saved_can_be_sent(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_saved_chat_is_sent(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         file = tmp_path / "talk.json"
         options = {"seed": 3}
         out, _ = piped(f"one\n/save {file}\n", model="m", options=options, system="Be brief.")
@@ -268,9 +244,7 @@ class TestTerminal:
         assert greeting.startswith(f"first at {server.url}")
         assert rest == ["you said one", "", "you said two", ""]
 
-    def test_greeting_and_policy_are_those_of_the_model(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_greeting_and_policy_are_the_model_s(self, monkeypatch: pytest.MonkeyPatch) -> None:
         policy = {"block_length": 32, "decoder": {"kind": "threshold", "threshold": 0.9}}
         about = {"id": "demo", "description": "demo is a toy.", "examples": ["Sort\x1b 3 1.", "b"]}
         listed = Answer(body={"data": [{"id": "other"}, about | {"diffusion": policy}]})
@@ -289,18 +263,14 @@ class TestTerminal:
         marks = ["a", "(max_tokens ended the answer)", "", "(empty answer)"]
         assert out.splitlines()[1:-1] == marks
 
-    def test_a_model_that_is_not_listed_is_asked_all_the_same(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_model_need_not_be_listed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def closed(asked: Asked) -> Answer:
             return answer(asked) if asked.body else Answer(403, {"error": {"message": "no"}})
 
         out, server = typed(monkeypatch, "one", respond=closed, model="mine")
         assert "you said one" in out and server.asked[-1].body["model"] == "mine"
 
-    def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_ctrl_c_keeps_what_was_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         screen = Terminal()
 
         def endless(asked: Asked) -> Answer:
@@ -323,13 +293,14 @@ class TestTerminal:
         assert (go["content"], again["content"]) == ("go", "again")
         assert kept["content"].startswith("on and on and ")
 
-    def test_answers_cannot_move_the_cursor(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_files_get_control_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
         out, _ = typed(monkeypatch, "a\x1b[2J\tb\x9bc")
         assert out.splitlines()[1] == "you said a [2J    b c"
+        out, _ = piped("a\x1b[2Jb", model="m")
+        assert out == "you said a\x1b[2Jb\n"
 
 
 def steps(*canvases: list[str | None]) -> Iterator[Json | str]:
-    """Stream as a diffray server does with include_canvas."""
     for number, tokens in enumerate(canvases):
         about = {"forwards": number + 1, "tokens": tokens}
         yield {"choices": [], "usage": None, "diffusion": about}
@@ -371,9 +342,7 @@ class TestSteps:
         assert not screen.is_hidden
 
     @pytest.mark.parametrize("why", ["other server", "dumb terminal", "no watch"])
-    def test_otherwise_no_canvas_is_asked_for(
-        self, monkeypatch: pytest.MonkeyPatch, why: str
-    ) -> None:
+    def test_others_get_no_canvas(self, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
         respond = answer if why == "other server" else diffray_server
         if why == "dumb terminal":
             monkeypatch.setenv("TERM", "dumb")

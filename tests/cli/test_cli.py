@@ -60,7 +60,6 @@ def diffray_says(*arguments: str, stdin: str | None = None) -> Result:
 
 
 def complaint(*arguments: str) -> str:
-    """Run a command that must fail; return its one line on stderr."""
     result = diffray_says(*arguments)
     assert result.exit_code == 1, result.output
     assert result.stdout == ""
@@ -69,16 +68,14 @@ def complaint(*arguments: str) -> str:
     return line
 
 
-def run_diffray(*arguments: str, then: str = "pass") -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, and `then` before it ends."""
+def own_process(*arguments: str, then: str = "pass") -> dict[str, Any]:
+    """Return how to run the command in a process of its own, and `then` before it ends."""
     code = (
         "import sys\nfrom diffray.cluster.cli.main import app\nsys.argv[0] = 'diffray'\n"
         f"try:\n    app()\nfinally:\n    {then}"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True
-    )
+    return {"args": [sys.executable, "-c", code, *arguments], "env": env}
 
 
 class TestHelp:
@@ -112,12 +109,12 @@ class TestHelp:
     @pytest.mark.parametrize("command", ["generate --help", "chat --base-url http://127.0.0.1:1"])
     def test_help_and_clients_import_nothing_heavy(self, command: str) -> None:
         heavy = "print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
-        done = run_diffray(*command.split(), then=heavy)
+        run = own_process(*command.split(), then=heavy)
+        done = subprocess.run(**run, capture_output=True, text=True)
         assert done.stdout.endswith("[]\n"), done.stderr
 
 
 def completed(line: str) -> list[str]:
-    """Return what a shell would offer at the end of a line."""
     words = line.split(" ")
     asked = {
         "COMP_WORDS": line,
@@ -182,11 +179,11 @@ class TestGenerate:
         assert result.exit_code == 0, result.output
         assert re.fullmatch("[5-9]\n", result.stdout)
 
-    def test_stats_are_those_of_python(self, tiny: str) -> None:
+    def test_stats_are_python_s_and_only_terminals_watch(self, tiny: str) -> None:
         # In another dtype the random model may end its answer sooner.
         flags = ("generate", "Hello", "--model", tiny, "--max-tokens", "24", "--dtype", "float64")
-        streamed, measured = diffray_says(*flags), diffray_says(*flags, "--stats")
-        assert measured.stdout == streamed.stdout
+        streamed, measured = diffray_says(*flags, "--watch"), diffray_says(*flags, "--stats")
+        assert measured.stdout == streamed.stdout == diffray_says(*flags).stdout
         found = re.match(r"24 tokens, (\d+) forwards, (\S+) tokens per", measured.stderr)
         assert found is not None, measured.stderr
         assert found[2] == f"{24 / int(found[1]):.2f}"
@@ -208,14 +205,10 @@ class TestGenerate:
         result = diffray_says("generate", "Hello", "--model", tiny, *flags)
         assert 0 < len(result.stdout) < len(output.outputs[0].text)
 
-    def test_watch_without_a_terminal_is_plain_text(self, tiny: str) -> None:
-        flags = ("generate", "Hello", "--model", tiny, "--max-tokens", "24")
-        assert diffray_says(*flags, "--watch").stdout == diffray_says(*flags).stdout
-
     def test_mistake_in_a_process_is_one_line(self, tiny: str) -> None:
-        done = run_diffray("generate", "Hello", "--model", tiny, "--decoder", "none")
-        assert (done.returncode, done.stdout) == (1, "")
-        assert len(done.stderr.splitlines()) == 1
+        run = own_process("generate", "Hello", "--model", tiny, "--decoder", "none")
+        done = subprocess.run(**run, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (1, "") and len(done.stderr.splitlines()) == 1
 
 
 class TestWatch:
@@ -243,7 +236,6 @@ class TestWatch:
 
     @pytest.mark.slow
     def test_in_a_terminal_of_80_columns(self, tiny: str) -> None:
-        """The command itself, in a pseudo terminal: masks, then the text alone."""
         flags = ("generate", "Hello", "--model", tiny, "--max-tokens", "40", "--dtype", "float32")
         said = in_terminal(*flags, "--watch", "--pace", "1000")
         screen = Screen()
@@ -255,20 +247,17 @@ class TestWatch:
 
 
 def same(screen: Screen, text: str) -> bool:
-    """Return whether a terminal shows a text, in whatever rows."""
     return "".join(screen.text.split()) == "".join(printable(text).split())
 
 
 def in_terminal(*arguments: str) -> str:
-    """Run the command in a pseudo terminal of 80 columns; return what it writes there."""
-    code = "import sys; sys.argv[0] = 'diffray'\nfrom diffray.cluster.cli.main import app\napp()"
     main, tty = pty.openpty()
     termios.tcsetwinsize(tty, (24, 80))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"}
+    run = own_process(*arguments)
+    run["env"] |= {"TERM": "xterm"}
     for name in ("COLUMNS", "LINES"):
-        env.pop(name, None)
-    command = [sys.executable, "-c", code, *arguments]
-    process = subprocess.Popen(command, stdin=tty, stdout=tty, stderr=tty, env=env)
+        run["env"].pop(name, None)
+    process = subprocess.Popen(**run, stdin=tty, stdout=tty, stderr=tty)
     os.close(tty)
     said = b""
     with suppress(OSError):  # what Linux raises at the end
@@ -282,8 +271,7 @@ def in_terminal(*arguments: str) -> str:
 class TestInfoAndConvert:
     def test_info_as_table_and_json(self, chatty: str) -> None:
         facts = json.loads(diffray_says("info", chatty, "--json").stdout)
-        assert facts["family"] == "LLaDA2"
-        assert facts["path"] == chatty
+        assert facts["family"] == "LLaDA2" and facts["path"] == chatty
         table = diffray_says("info", chatty).stdout
         assert "LLaDA2" in table
         assert f"{facts['parameters']:,}" in table
@@ -296,17 +284,13 @@ class TestInfoAndConvert:
         assert diffray_says(*flags, target).stdout == diffray_says(*flags, source).stdout
 
 
-def test_a_key_in_the_environment_is_refused_only_where_it_would_protect_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("DIFFRAY_API_KEY", "secret")
-    assert "no such file" in complaint("batch", str(tmp_path / "a"), "b", "--model", "demo")
-    said = complaint("serve", "--config", "a.yaml", "--print-config")
-    assert "DIFFRAY_API_KEY has no effect with --config" in said and "secret" not in said
-    monkeypatch.delenv("DIFFRAY_API_KEY", raising=False)  # the command has taken it
-    monkeypatch.setenv("DIFFRAY_OPERATOR_KEY", "secret")
-    said = complaint("serve", "--config", "a.yaml", "--print-config")
-    assert "DIFFRAY_OPERATOR_KEY has no effect with --config" in said and "secret" not in said
+def test_a_key_without_effect_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("DIFFRAY_API_KEY", "DIFFRAY_OPERATOR_KEY"):
+        monkeypatch.setenv(name, "secret")
+        assert "no such file" in complaint("batch", str(tmp_path / "a"), "b", "--model", "demo")
+        said = complaint("serve", "--config", "a.yaml", "--print-config")
+        assert f"{name} has no effect with --config" in said and "secret" not in said
+        monkeypatch.delenv(name, raising=False)  # the command has taken it
 
 
 def test_a_proxy_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,8 +337,7 @@ def test_several_models_share_their_options_and_get_a_door() -> None:
     assert (door["import_path"], door["route_prefix"]) == ("diffray.cluster.app:door", "/")
     config = door_config(door["args"])
     assert config.models == {"demo": "demo", "demo-llada2": "demo-llada2"}
-    assert config.num_replicas == 2
-    assert config.api_settings({}).api_keys == (key_digest("a"),)
+    assert config.num_replicas == 2 and config.api_settings({}).api_keys == (key_digest("a"),)
 
 
 # A command, and the parts that its one sentence has. TINY is a model, EMPTY a folder.
@@ -423,9 +406,6 @@ def test_a_mistake_is_one_sentence_that_names_it_and_what_to_do(
     typed = arguments.replace("TINY", tiny).replace("EMPTY", str(tmp_path)).split()
     said = complaint(*typed)
     assert [part for part in words.split(" | ") if part not in said] == [], said
-
-
-# A command, and what is suggested instead of it.
 
 
 # A command, and what is suggested instead of it.

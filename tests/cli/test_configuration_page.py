@@ -15,7 +15,6 @@ def test_the_page_is_current() -> None:
 
 
 def test_every_option_has_a_description() -> None:
-    """Those without one would be empty cells."""
     rows = [line for line in page().splitlines() if line.startswith("| `")]
     assert len(rows) > 90
     assert [row for row in rows if row.endswith("|  |")] == []

@@ -120,9 +120,7 @@ GPUS = [
 ]
 
 
-def test_gpus_that_cannot_be_used_or_are_too_few_must_be_fixed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gpus_out_of_use_or_too_few_must_be_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     card = SimpleNamespace(name="NVIDIA Test", total_memory=80 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     for gpus, ranks, driver, cuda, fix in GPUS:
@@ -136,9 +134,7 @@ def test_gpus_that_cannot_be_used_or_are_too_few_must_be_fixed(
         assert found.fix.startswith(fix) and bool(found.fix) is bool(fix)
 
 
-def test_a_gpu_that_triton_s_kernels_cannot_use_must_be_fixed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_that_triton_cannot_use_must_be_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, gemma = torch.device("cuda"), str(GOLDEN / "diffusion_gemma")
     monkeypatch.setattr(choose, "find_spec", lambda _: None)
     found = kernels("demo", "auto", cuda, torch.bfloat16)
@@ -164,9 +160,7 @@ def test_triton_needs_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert compiler() == Check("compiler", str(tmp_path / "gcc"))
 
 
-def test_too_little_of_memory_shared_memory_or_open_files_must_be_fixed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scarce_resources_must_be_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory(2 << 20, CPU, 1).fix == ""
     monkeypatch.setattr(machine_checks, "available_memory", lambda: 1 << 20)
     found = memory(2 << 20, CPU, 2)
@@ -182,9 +176,7 @@ def test_too_little_of_memory_shared_memory_or_open_files_must_be_fixed(
 
 def test_quantized_experts_take_a_byte_each() -> None:
     path = str(GOLDEN / "llada_moe")
-    plain, small = (
-        describe(path, given).bytes_in_memory["bfloat16"] for given in (None, "experts_int8")
-    )
+    plain, small = (describe(path, q).bytes_in_memory["bfloat16"] for q in (None, "experts_int8"))
     model = load_model(path, dtype="bfloat16", progress=False, quantization="experts_int8")
     routed = [(w.kept.values_EOI, w.kept.scale_EOG) for w in weights_of(model, "experts")]
     assert plain - small == sum(v.numel() - s.nbytes for v, s in routed) > 0

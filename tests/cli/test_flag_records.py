@@ -19,20 +19,11 @@ from diffray.components.policy import DiffusionParams
 
 # A value of each type of a flag, and of those whose models take only some.
 VALUES: dict[Any, Any] = {
-    int: 8,
-    bool: False,
-    float: 1.5,
-    str: "4GiB",
-    list[int]: [8],
-    list[str]: ["x"],
-    "dtype": "float32",
-    "kernels": "torch",
-    "quantization": "experts_int8",
-    "lora_modules": ["name=path"],
-    "first_step_caching": "step0",
-    "scheduling_policy": "fcfs",
+    int: 8, bool: False, float: 1.5, str: "4GiB", list[int]: [8], list[str]: ["x"],
+    "dtype": "float32", "kernels": "torch", "quantization": "experts_int8",
+    "lora_modules": ["name=path"], "first_step_caching": "step0", "scheduling_policy": "fcfs",
     "kv_cache_dtype": "int8",
-}
+}  # fmt: skip
 # How help shows a default, if not as it is.
 SHOWN = {"True": "on"} | dict.fromkeys(("False", "None", "()", "{}"), "")
 

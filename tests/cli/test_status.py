@@ -16,7 +16,6 @@ AS_RAYLET = "import sys, time; print('up', flush=True); time.sleep(600)"
 
 @contextmanager
 def raylet(address: str) -> Iterator[None]:
-    """Run what looks like a node of the cluster at an address."""
     command = ["raylet", "-c", AS_RAYLET, f"--gcs-address={address}"]
     with subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -47,9 +46,7 @@ def test_something_else_that_listens_is_not_waited_for(monkeypatch: pytest.Monke
         assert time.monotonic() - begin < 40
 
 
-def test_clusters_on_this_machine_are_named_and_whose_they_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_clusters_on_this_machine_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with raylet("127.0.0.1:7"), raylet("127.0.0.1:9"):
         with pytest.raises(ValueError, match="Ray clusters of yours run here") as said:

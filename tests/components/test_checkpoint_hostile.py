@@ -1,11 +1,13 @@
 """Wrong and hostile checkpoints: refused in one sentence each, and nothing in them is executed."""
 
+import io
 import json
 import os
 import pickle
 import shutil
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,24 +54,20 @@ def opened(folder: Path) -> None:
     read_generation_defaults(folder)
 
 
-def refused(work: Callable[[], object], *words: str) -> None:
-    with pytest.raises(ValueError) as caught:
+def refused_or_fine(work: Callable[[], object], *words: str) -> bool:
+    """Return whether it is refused, which takes one sentence with these words."""
+    try:
         work()
-    assert_sentence(caught.value, *words)
+    except ValueError as error:
+        said = str(error)
+        assert said.isprintable() and len(said) < 3000, said
+        assert all(word in said for word in words), said
+        return True
+    return False
 
 
-def assert_sentence(error: ValueError, *words: str) -> None:
-    said = str(error)
-    assert said.isprintable() and len(said) < 3000, said
-    assert all(word in said for word in words), said
-
-
-def refused_or_fine(*works: Callable[[], object]) -> None:
-    for work in works:
-        try:
-            work()
-        except ValueError as error:
-            assert_sentence(error)
+def refused(work: Callable[[], object], *words: str) -> None:
+    assert refused_or_fine(work, *words)
 
 
 @pytest.fixture
@@ -89,7 +87,6 @@ def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def set_in(value: Any, path: list[Any], new: object) -> None:
-
     *way, last = path
     for step in way:
         value = value[step]
@@ -132,16 +129,12 @@ def test_no_json_file_gets_further_than_a_sentence(
     text = json.dumps(value).encode()
     old.unlink(missing_ok=True)
     old.write_bytes(text if data.draw(st.booleans()) else mutated(text, data))
-    refused_or_fine(
-        lambda: opened(folder),
-        lambda: describe(folder),
-        lambda: special_ids(folder, read_config(folder)),
-    )
+    for work in (opened, describe, lambda folder: special_ids(folder, read_config(folder))):
+        refused_or_fine(partial(work, folder))
     shutil.rmtree(folder)
 
 
 def mutated(content: bytes, data: st.DataObject, head: int | None = None) -> bytes:
-    """Return the bytes with a few cut, doubled or overwritten."""
     made = bytearray(content)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, min(len(made), head or len(made))))
@@ -180,35 +173,25 @@ def test_the_sentence_names_file_and_key(tiny: Path, name: str, text: str, word:
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
-        ("tokenizer.json", "added_tokens", [1]),
-        ("tokenizer.json", "added_tokens", [{"content": "a", "id": "1"}]),
-        ("tokenizer_config.json", "added_tokens_decoder", {"x": {"content": "a"}}),
-        ("tokenizer_config.json", "added_tokens_decoder", {"1": 5}),
-    ],
+    "added", [[1], [{"content": "a", "id": "1"}], {"x": {"content": "a"}}, {"1": 5}]
 )
-def test_added_tokens_that_are_none_are_named(
-    tmp_path: Path, name: str, key: str, value: object
-) -> None:
-    (tmp_path / name).write_text(json.dumps({key: value}))
+def test_added_tokens_that_are_none_are_named(tmp_path: Path, added: object) -> None:
+    name, key = "tokenizer.json", "added_tokens"
+    if isinstance(added, dict):
+        name, key = "tokenizer_config.json", "added_tokens_decoder"
+    (tmp_path / name).write_text(json.dumps({key: added}))
     refused(lambda: find_ids(tmp_path, {}, "mask"), name, key)
 
 
 @pytest.mark.parametrize(
     ("family", "key", "value"),
     [
-        ("llada", "n_layers", 10**9),
-        ("llada", "d_model", 10**30),
-        ("llada", "rope_theta", float("inf")),
-        ("llada_moe", "num_experts", 10**9),
-        ("llada2_moe", "vocab_size", 2**62),
-        ("llada2_moe", "partial_rotary_factor", 1e29),
+        ("llada", "n_layers", 10**9), ("llada", "d_model", 10**30),
+        ("llada", "rope_theta", float("inf")), ("llada_moe", "num_experts", 10**9),
+        ("llada2_moe", "vocab_size", 2**62), ("llada2_moe", "partial_rotary_factor", 1e29),
     ],
-)
-def test_sizes_of_no_model_are_refused_before_one_is_built(
-    tmp_path: Path, family: str, key: str, value: float
-) -> None:
+)  # fmt: skip
+def test_sizes_of_no_model_are_refused(tmp_path: Path, family: str, key: str, value: float) -> None:
     folder = tmp_path / "model"
     shutil.copytree(GOLDEN / family, folder)
     edit(folder / "config.json", lambda config: config.update({key: value, "head_dim": 8}))
@@ -259,8 +242,6 @@ def test_no_change_of_weights_gets_further_than_a_sentence(
 
 
 class Evil:
-    """Unpickling one runs a command."""
-
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 
@@ -271,11 +252,9 @@ class Evil:
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
 def test_pickles_are_not_executed(tmp_path: Path, name: str) -> None:
     mark = tmp_path / "ran"
-    for save in (
-        lambda file: torch.save({"a": Evil(mark)}, file),
-        lambda file: file.write_bytes(pickle.dumps(Evil(mark))),
-    ):
-        save(tmp_path / name)
+    torch.save({"a": Evil(mark)}, saved := io.BytesIO())
+    for content in (saved.getvalue(), pickle.dumps(Evil(mark))):
+        (tmp_path / name).write_bytes(content)
         refused(lambda: open_weights(tmp_path), name)
         assert not mark.exists()
 
@@ -283,13 +262,10 @@ def test_pickles_are_not_executed(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        {1: torch.zeros(2)},
-        {"a": [torch.zeros(2)]},
-        {"a": torch.zeros(2).to_sparse()},
-        {"a": torch.zeros(2, device="meta")},
-        torch.zeros(2),
+        {1: torch.zeros(2)}, {"a": [torch.zeros(2)]}, {"a": torch.zeros(2).to_sparse()},
+        {"a": torch.zeros(2, device="meta")}, torch.zeros(2),
     ],
-)
+)  # fmt: skip
 def test_a_state_dict_holds_plain_tensors_by_name(tmp_path: Path, state: object) -> None:
     torch.save(state, tmp_path / "pytorch_model.bin")
     refused(lambda: open_weights(tmp_path), "pytorch_model.bin", "save it as safetensors")

@@ -43,9 +43,7 @@ MACHINES: dict[str, tuple[str, dict[str, object], int, int]] = {
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_control_groups_limit_cores_and_memory(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_groups_limit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     groups, files, cores, memory = MACHINES[name]
     limits = {f"sys/fs/cgroup/{file}": text for file, text in files.items()}

@@ -81,9 +81,8 @@ def test_side_files_come_along_and_foreign_code_does_not(tmp_path: Path) -> None
     assert_same(parameters(fused), parameters(path))
     written = {"config.json", "model-00001-of-00001.safetensors", "model.safetensors.index.json"}
     assert {file.name for file in fused.iterdir()} == side | written
-    assert {t.dtype for t in load_file(next(fused.glob("*.safetensors"))).values()} == {
-        torch.bfloat16
-    }
+    (file,) = fused.glob("*.safetensors")
+    assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
     assert "auto_map" not in json.loads((fused / "config.json").read_text())
 
 

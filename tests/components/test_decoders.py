@@ -130,8 +130,7 @@ def test_random_remasking_ignores_confidence_and_depends_on_the_seed() -> None:
     confidence = torch.linspace(0, 1, 64).expand(2, 64)
     block = block_of(torch.ones(2, 64, dtype=torch.bool), seed_B=torch.tensor([1, 2]))
     mask = Fixed(steps=8, remasking="random").accept(proposal_of(confidence), block)
-    assert mask.sum(-1).tolist() == [8, 8]
-    assert mask[0].tolist() != mask[1].tolist()
+    assert mask.sum(-1).tolist() == [8, 8] and mask[0].tolist() != mask[1].tolist()
     assert mask[0, :56].any()
 
 
@@ -158,7 +157,6 @@ def test_edit_s_presets_give_way_to_what_is_given() -> None:
 
 
 def test_credit_equals_the_dense_definition() -> None:
-    """Compare the few remembered ids with a whole [L, V] matrix of credit."""
     gain = Credit(alpha=0.7, gamma=0.2, decay=0.8).gain()
     draw = torch.Generator().manual_seed(0)
     rows, length, vocab = 3, 6, 11
@@ -198,7 +196,6 @@ def test_a_schedule_takes_the_surest_of_what_is_planned(order: str, best: int) -
 
 
 def sequence_of(length: int, iteration: Iteration, blocks: int = 1) -> Sequence:
-    """Return a generation in its first block."""
     policy = Policy(length, length, iteration, Schedule(), NoCache(), 0.0)
     params = SamplingParams(max_tokens=length * blocks)
     return Sequence(0, (1, 2), params, policy, False, frozenset())
@@ -208,9 +205,7 @@ def sequence_of(length: int, iteration: Iteration, blocks: int = 1) -> Sequence:
 @pytest.mark.parametrize("eps", [0.0, 1e-3, 0.5, 1.0])
 @pytest.mark.parametrize("length", [1, 2, 19, 64])
 @pytest.mark.parametrize("steps", [1, 2, 19, 64, 4096])
-def test_a_schedule_decides_every_mask_in_no_more_steps(
-    steps: int, length: int, eps: float, iteration: Iteration
-) -> None:
+def test_a_schedule_ends_in_time(steps: int, length: int, eps: float, iteration: Iteration) -> None:
     shares = Schedule(steps=steps, eps=eps).shares(sequence_of(length, iteration))
     assert sum(shares) == length and min(shares) >= 1
     assert len(shares) <= steps + iteration.first_alone
@@ -235,24 +230,13 @@ def test_origin_decides_each_position_at_a_time_of_its_own() -> None:
 @pytest.mark.parametrize(
     "decoder",
     [
-        Threshold(),
-        Threshold(steps_per_block=5),
-        Fixed(),
-        Hierarchy(),
-        Factor(),
-        Credit(),
-        Edit(),
-        Edit(preset="quality", steps_per_block=5),
-        Schedule(order="probability"),
-        Schedule(order="margin"),
-        Schedule(order="entropy"),
-        Origin(steps=5),
-        BudgetThreshold(steps=3, threshold=0.5),
-        EntropyBound(gamma=0.7),
-        Lopa(threshold=0.8),
+        Threshold(), Threshold(steps_per_block=5), Fixed(), Hierarchy(), Factor(), Credit(), Edit(),
+        Edit(preset="quality", steps_per_block=5), Schedule(order="probability"),
+        Schedule(order="margin"), Schedule(order="entropy"), Origin(steps=5),
+        BudgetThreshold(steps=3, threshold=0.5), EntropyBound(gamma=0.7), Lopa(threshold=0.8),
     ],
     ids=lambda d: d.kind,
-)
+)  # fmt: skip
 def test_rows_do_not_depend_on_each_other(decoder: Decoder) -> None:
     draw = torch.Generator().manual_seed(1)
     confidence = torch.rand(5, 12, generator=draw, dtype=torch.float64)

@@ -116,13 +116,10 @@ def test_an_image_beyond_the_windows_reach_is_seen_as_by_the_original() -> None:
     types = torch.tensor([[int(token == 508) for token in prompt]])
     with torch.inference_mode():
         masks = theirs.model.encoder.create_masks_for_generate(
-            config=theirs.config,
-            inputs_embeds=torch.empty(1, n, 0),
-            attention_mask=torch.ones(1, n, dtype=torch.bool),
-            past_key_values=None,
-            position_ids=torch.arange(n).unsqueeze(0),
-            mm_token_type_ids=types,
-        )
+            config=theirs.config, inputs_embeds=torch.empty(1, n, 0),
+            attention_mask=torch.ones(1, n, dtype=torch.bool), past_key_values=None,
+            position_ids=torch.arange(n).unsqueeze(0), mm_token_type_ids=types,
+        )  # fmt: skip
         expected = theirs(
             input_ids=torch.tensor([prompt]),
             pixel_values=torch.tensor([image["pixel_values"]], dtype=torch.float64),
@@ -208,7 +205,6 @@ def test_ranks_together_equal_one(expert_parallel: bool) -> None:
 
 
 def published() -> dict[str, Any]:
-    """Return the sizes of 26B-A4B, as far as they are known."""
     found = config()
     found["text_config"] |= {
         "vocab_size": 262144, "hidden_size": 2816, "intermediate_size": 2112,
@@ -246,9 +242,7 @@ def test_a_published_config_has_its_size() -> None:
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-def test_a_checkpoint_that_transformers_saved_is_the_same_model(
-    tmp_path: Path, explicit: bool
-) -> None:
+def test_what_transformers_saved_is_the_same_model(tmp_path: Path, explicit: bool) -> None:
     """It names each layer's heads instead of those of layers that see all."""
     original = pytest.importorskip("transformers.models.diffusion_gemma").modeling_diffusion_gemma
     theirs = original.DiffusionGemmaForBlockDiffusion.from_pretrained(FOLDER)
@@ -289,7 +283,6 @@ def test_what_is_not_implemented_is_refused(part: str, changes: dict[str, Any], 
 
 
 def recommending(folder: Path, given: object) -> Path:
-    """Return a checkpoint with this generation_config.json."""
     for name in ("config.json", "model.safetensors"):
         (folder / name).symlink_to(FOLDER / name)
     (folder / "generation_config.json").write_text(json.dumps(given))
@@ -309,8 +302,7 @@ def test_generation_config_has_the_sampler_s_defaults(tmp_path: Path) -> None:
     folder = recommending(tmp_path, given)
     wanted = Policy.resolve(
         DiffusionParams(
-            iteration=Renoise(max_steps=7, t_max=0.9, stability=0),
-            decoder=EntropyBound(gamma=0.25),
+            iteration=Renoise(max_steps=7, t_max=0.9, stability=0), decoder=EntropyBound(gamma=0.25)
         ),
         loaded().spec,
     )

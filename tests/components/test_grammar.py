@@ -33,7 +33,6 @@ class Case(NamedTuple):
     values: list[list[float]]  # the same
 
     def fillings(self) -> list[tuple[int, ...]]:
-        """Return all that keep the decided tokens and leave room enough."""
         choices = [range(SIZE) if token is None else (token,) for token in self.fixed]
         distance, steps = self.automaton.distance_Q.tolist(), steps_of(self.automaton, SIZE)
         found = []
@@ -44,7 +43,6 @@ class Case(NamedTuple):
         return found
 
     def worth(self, ids: tuple[int, ...]) -> float:
-        """Return the sum of the logits of what is filled in."""
         open_ = (at for at, token in enumerate(self.fixed) if token is None)
         return sum(self.values[at][ids[at]] for at in open_)
 
@@ -121,7 +119,6 @@ class Together(NamedTuple):
 
 
 def groups(found: list[Case]) -> list[list[Case]]:
-    """Return the cases in groups of one to seven, of which some share an automaton."""
     draw, parts = random.Random(5), []
     while found:
         size = draw.randint(1, 7)
@@ -152,14 +149,9 @@ def drawn(case: Case, count: int) -> Tensor:
     rows_R = torch.arange(len(cells_R))
     group = Structured(
         Automata.join((automaton,) * count, torch.device("cpu")),
-        torch.arange(count * length).view(count, length),
-        case.entry(count),
-        rows_R,
-        cells_R,
-        Draws(rows_R, torch.ones(len(rows_R)).double(), None, None),
-        None,
-        rows_R,
-    )
+        torch.arange(count * length).view(count, length), case.entry(count), rows_R, cells_R,
+        Draws(rows_R, torch.ones(len(rows_R)).double(), None, None), None, rows_R,
+    )  # fmt: skip
     value_RV = case.value_LV[open_N].repeat(count, 1)
     logits = Logits(torch.nn.functional.pad(value_RV, (0, 1)), 0, Mesh())
     rows = Rows(cells_R, None, None, (), None, (), 0, structured=(group,))
@@ -255,7 +247,6 @@ def random_sequences(draw: random.Random) -> Sequences:
 
 
 def goes_on(ids: tuple[int, ...], forbidden: Sequences, more: int) -> bool:
-    """Return whether these tokens and some more after them are possible."""
     if has_any(ids, forbidden):
         return False
     return not more or any(goes_on((*ids, token), forbidden, more - 1) for token in range(SIZE))

@@ -11,14 +11,10 @@ MIB = 1 << 20
 
 
 def pool(num_pages: int) -> KVPool:
-    """Return pages of 1 MiB."""
     return KVPool(
-        shapes=[(2, 128)] * 2,
-        num_pages=num_pages,
-        page_size=256,
-        dtype=torch.float32,
+        shapes=[(2, 128)] * 2, num_pages=num_pages, page_size=256, dtype=torch.float32,
         device=torch.device("cpu"),
-    )
+    )  # fmt: skip
 
 
 def test_a_pool_begins_with_zeros() -> None:

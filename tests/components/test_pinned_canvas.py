@@ -17,6 +17,7 @@ from diffray.components.grammar.automaton import of_texts
 from diffray.components.grammar.canvas import Canvas, lay_out, spell
 from diffray.components.grammar.compile import Grammars, compile_regex
 from diffray.components.grammar.structured import StructuredOutputs
+from tests.helpers.random_grammars import random_ids
 from tests.helpers.random_schemas import random_schema
 
 # A token for each letter, and some of several that no slot's value may reach over.
@@ -55,17 +56,14 @@ def test_too_many_options_are_refused_before_a_table_is_filled() -> None:
     """Each state has room for as many edges as the first, and a step looks at all of them."""
     draw = random.Random(3)
     texts = tuple("".join(draw.choices(string.ascii_letters, k=20)) for _ in range(1000))
-    letters = {text: token for token, text in enumerate(TEXTS)}
-    grammars = Grammars(
-        VOCABULARY, (END,), END + 1, lambda text: [letters[c.encode()] for c in text]
-    )
+    ids = {text: token for token, text in enumerate(TEXTS)}
+    grammars = Grammars(VOCABULARY, (END,), END + 1, lambda text: [ids[c.encode()] for c in text])
     assert grammars.compile(StructuredOutputs(choice=texts[:50]), 8)
     with pytest.raises(InvalidField, match="too large an automaton"):
         grammars.compile(StructuredOutputs(choice=texts), 8)
 
 
 def random_filling(canvas: Canvas, draw: random.Random) -> str:
-    """Return the text of a canvas whose slots have random values."""
     text, numbers = b"", set()
     for cell in canvas.cells[:-1]:
         number = -1 - cell
@@ -73,28 +71,9 @@ def random_filling(canvas: Canvas, draw: random.Random) -> str:
             text += TEXTS[cell]
         elif number not in numbers:
             numbers.add(number)
-            text += _value(canvas, number, draw)
+            automaton, room = canvas.slots[number].automaton, canvas.cells.count(cell)
+            text += b"".join(TEXTS[token] for token in random_ids(automaton, draw, room + 1))
     return text.decode()
-
-
-def _value(canvas: Canvas, number: int, draw: random.Random) -> bytes:
-    automaton, state, text = canvas.slots[number].automaton, 0, b""
-    budget = canvas.cells.count(-1 - number) + 1
-    while True:
-        budget -= 1
-        edges = zip(
-            automaton.set_QD[state].tolist(), automaton.next_QD[state].tolist(), strict=True
-        )
-        classes, state = draw.choice(
-            [
-                (automaton.member_SC[chosen], following)
-                for chosen, following in edges
-                if automaton.member_SC[chosen].any() and automaton.distance_Q[following] <= budget
-            ]
-        )
-        if state == automaton.end:
-            return text
-        text += TEXTS[draw.choice(classes[automaton.class_V].nonzero()[0].tolist())]
 
 
 def test_every_filling_of_a_schema_s_canvas_is_valid() -> None:
@@ -185,7 +164,5 @@ def test_many_records_share_an_instruction() -> None:
                 fields = output.outputs[0].fields
                 assert fields is not None
                 assert fields["job"].options[job] == fields["job"].probability > 0.5
-            shared = [
-                output.cached_tokens for output in llm.decide(records, {"json": schema}, long)
-            ]
+            shared = [each.cached_tokens for each in llm.decide(records, {"json": schema}, long)]
             assert (max(shared) >= 64) == (model == "demo-llada2")

@@ -130,7 +130,6 @@ def test_filters_and_row_transforms_need_the_logits() -> None:
 
 
 def doubting(ids: Tensor) -> Rows:
-    """Give these tokens no confidence in any row."""
     rows_E = torch.arange(len(CELLS)).repeat_interleave(len(ids))
     minus = torch.full((len(rows_E),), -torch.inf)
     return Rows(CELLS, None, None, (), LogitBias(rows_E, ids.repeat(len(CELLS)), minus), (), 0)

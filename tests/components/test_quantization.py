@@ -38,8 +38,6 @@ def load(
 
 
 def on_two_ranks(name: str, given: Given, expert_parallel: bool) -> tuple[Tensor, Tensor]:
-    """Return the logits of two ranks together, and of one."""
-
     def work(mesh: Mesh) -> Tensor:
         return full_forward(load(GOLDEN / name, given, mesh), IDS)
 
@@ -156,7 +154,6 @@ def test_packed_bytes_are_kept_once() -> None:
 
 
 def bytes_of_packing() -> float:
-    """Return by how much packing a matrix makes the process grow, by its numbers."""
     weight = Weight("mlp", 8192, 4096, dtype=torch.float32)
     weight.dense = torch.nn.Parameter(torch.ones(8192, 4096), requires_grad=False)
     weight.quantize(FORMATS["w8a8"], quantized_linear)

@@ -12,17 +12,9 @@ from torch import Tensor
 
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.mesh import Mesh
-from diffray.components.models.registry import build_model, rank_counts
 from tests.helpers.paths import GOLDEN
 from tests.helpers.threads import over_ranks
-from tests.helpers.tiny_checkpoints import (
-    IDS,
-    LLADA,
-    LLADA_MOE,
-    full_forward,
-    random_weights,
-    save,
-)
+from tests.helpers.tiny_checkpoints import IDS, LLADA, LLADA_MOE, full_forward, random_weights, save
 
 CAUSAL = ["llada2_moe", "fast_dllm_v2", "sdar", "sdar_moe"]
 DENSE = ["llada", "dream", "fast_dllm_v2", "sdar"]
@@ -30,7 +22,6 @@ SPARSE = ["llada_moe", "llada_moe_fused", "llada2_moe", "sdar_moe"]
 
 
 def results(path: Path, block: int, mesh: Mesh) -> list[Tensor]:
-    """Return the logits, a soft embedding and the sizes of what this rank holds."""
     model = load_model(path, dtype="float64", device="cpu", mesh=mesh)
     logits = full_forward(model, IDS, block)
     start = model.spec.vocab_start
@@ -41,7 +32,6 @@ def results(path: Path, block: int, mesh: Mesh) -> list[Tensor]:
 
 
 def assert_together_equal_one(path: Path, block: int, size: int, *, expert_parallel: bool) -> int:
-    """Return how often the ranks met."""
     whole = results(path, block, Mesh())
     ranks, num_sums = over_ranks(size, expert_parallel, partial(results, path, block))
     torch.testing.assert_close(torch.cat([rank[0] for rank in ranks], dim=1), whole[0])
@@ -82,9 +72,7 @@ SHARED_AND_DENSE = LLADA_MOE | {
     ],
     ids=["few key heads", "odd vocabulary", "shared expert", "shared expert, by experts"],
 )
-def test_four_ranks_equal_one(
-    config: dict[str, Any], expert_parallel: bool, tmp_path: Path
-) -> None:
+def test_four_equal_one(config: dict[str, Any], expert_parallel: bool, tmp_path: Path) -> None:
     path = save(tmp_path, config, random_weights(config))
     assert assert_together_equal_one(path, 0, 4, expert_parallel=expert_parallel) == 6
 
@@ -99,6 +87,7 @@ UNEVEN = [  # the number of ranks, what they cannot share, and the numbers that 
     (LLADA | {"n_heads": 16, "vocab_size": 7}, 16, "the vocabulary size (7)", "1, 2, 4"),
 ]
 SENTENCE = "{} cannot be divided over {} ranks; this model runs on {} ranks"
+SIX = SENTENCE.format("the experts (6)", 4, "1, 2") + " with expert_parallel"
 NO_EXPERTS = "no experts to distribute; leave expert_parallel out"
 
 
@@ -106,28 +95,12 @@ NO_EXPERTS = "no experts to distribute; leave expert_parallel out"
     ("config", "mesh", "said"),
     [
         *((config, Mesh(0, n), SENTENCE.format(what, n, ok)) for config, n, what, ok in UNEVEN),
-        (
-            LLADA_MOE | {"num_experts": 6},
-            Mesh(0, 4, True),
-            SENTENCE.format("the experts (6)", 4, "1, 2") + " with expert_parallel",
-        ),
+        (LLADA_MOE | {"num_experts": 6}, Mesh(0, 4, True), SIX),
         (LLADA, Mesh(0, 2, True), NO_EXPERTS),
     ],
 )
-def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_read(
-    config: dict[str, Any], mesh: Mesh, said: str, tmp_path: Path
-) -> None:
+def test_misfits_are_refused(config: dict[str, Any], mesh: Mesh, said: str, tmp_path: Path) -> None:
     """The folder has no weights at all."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=f"{re.escape(said)}$"):
         load_model(tmp_path, device="cpu", mesh=mesh)
-
-
-@pytest.mark.parametrize("base", [LLADA, LLADA_MOE])
-def test_every_size_that_is_called_possible_is(base: dict[str, Any]) -> None:
-    config = base | {"vocab_size": 61}
-    for expert_parallel in {False, "num_experts" in base}:
-        assert rank_counts(config, expert_parallel=expert_parallel) == (1, 2, 4)
-        for size in (1, 2, 4):
-            for rank in range(size):
-                build_model(config, Mesh(rank, size, expert_parallel), torch.float32)

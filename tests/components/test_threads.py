@@ -23,7 +23,6 @@ IDS = {"mask_token_id": 510, "eos_token_id": 511}
 
 
 def threads(cores: int, *models: dict[str, Any]) -> int | None:
-    """Return what each rank of these models gets on a machine with so many cores and no GPU."""
     common = {"engine_kwargs": {"device": "cpu"}}
     given = [{"model_loading_config": {"model_id": "demo"}} | common | model for model in models]
     return threads_of_ranks([app_config(each) for each in given], cores)
@@ -88,9 +87,7 @@ def test_a_small_model_begins_with_one_thread_unless_told(
         ("diffray.cluster.cli.main", {"OMP_WAIT_POLICY": "passive"}, "0"),
     ],
 )
-def test_waiting_threads_soon_let_go_of_their_core(
-    module: str, said: dict[str, str], spins: str
-) -> None:
+def test_waiting_threads_leave_their_core(module: str, said: dict[str, str], spins: str) -> None:
     """The library's own setting; a value that the user set beforehand is kept."""
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     clean = {name: text for name, text in os.environ.items() if name not in names}

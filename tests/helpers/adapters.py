@@ -15,7 +15,6 @@ _NEVER = ("wte", "embed", "ff_out.weight", "lm_head", "gate.weight", "norm")
 
 
 def modules_of(weights: dict[str, Tensor]) -> list[str]:
-    """Return the linear layers of attention, MLPs and experts."""
     names = [name for name, tensor in weights.items() if tensor.dim() == 2]
     kept = [n for n in names if not any(word in n for word in _NEVER)]
     kept += [n for n in names if "blocks." in n and n.endswith("ff_out.weight")]
@@ -31,7 +30,6 @@ def write_adapter(
     rank: int = 3,
     **config: Any,
 ) -> Path:
-    """Write an adapter of these modules of a checkpoint."""
     torch.manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     for module in modules:
@@ -47,7 +45,6 @@ def write_adapter(
 
 
 def merged(weights: dict[str, Tensor], adapter: Path, scale: float = 2.0) -> dict[str, Tensor]:
-    """Return a checkpoint's weights with an adapter's products added."""
     tensors = load_file(adapter / "adapter_model.safetensors")
     added = dict(weights)
     for name in tensors:
@@ -60,7 +57,6 @@ def merged(weights: dict[str, Tensor], adapter: Path, scale: float = 2.0) -> dic
 
 
 def adapter_of(model: str, folder: Path, **config: Any) -> Path:
-    """Write an adapter of all modules of a checkpoint in one file."""
     weights = load_file(resolve(model) / "model.safetensors")
     return write_adapter(folder, weights, modules_of(weights), **config)
 

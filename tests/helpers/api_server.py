@@ -1,5 +1,6 @@
 """A real HTTP server around an engine in this process, for tests of the endpoint."""
 
+import json
 import socket
 import threading
 import time
@@ -34,6 +35,20 @@ class Served:
     service: Service
     engine: LocalEngine
     llm: DiffusionLLM
+
+
+def events(text: str) -> list[Any]:
+    """Return the objects of a stream: its events have their types as names, or [DONE] ends it."""
+    *parts, end = text.split("\n\n")
+    assert end == ""
+    found, names = [], [part.startswith("event: ") for part in parts]
+    if not any(names):
+        assert parts.pop() == "data: [DONE]"
+    for part in parts:
+        name, _, data = part.rpartition("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == (f"event: {found[-1]['type']}" if any(names) else "")
+    return found
 
 
 @contextmanager

@@ -55,7 +55,6 @@ class Browser:
                 self.loads.append(params["request"]["url"])
 
     def settle(self) -> None:
-        """Note what the page has complained of so far."""
         self.evaluate("new Promise((done) => setTimeout(done))")
 
     def take_complaints(self, words: str) -> int:
@@ -71,13 +70,11 @@ class Browser:
         self.wait("document.readyState === 'complete'")
 
     def evaluate(self, code: str) -> Any:
-        """Return the value of an expression, or of its promise."""
         made = self.call("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in made, (code, made)
         return made["result"].get("value")
 
     def wait(self, condition: str) -> Any:
-        """Return the value of an expression as soon as it is true."""
         end = time.monotonic() + PATIENCE_S
         while not (value := self.evaluate(condition)):
             assert time.monotonic() < end, (condition, self.evaluate("document.body.innerText"))
@@ -119,12 +116,9 @@ class Browser:
 
     def show_as(self, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
         self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
             mobile=phone,
-        )
+        )  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 

@@ -10,7 +10,6 @@ MASK = "<|mask|>"
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token per byte, so that a character may be spread over several."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = FastTokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -19,7 +19,6 @@ class Certified(NamedTuple):
 
 
 def certified(folder: Path, name: str) -> Certified:
-    """Write a certificate that is its own authority."""
     own, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     certificate = (

@@ -36,7 +36,6 @@ def proposal_of(confidence_BL: Tensor) -> Proposal:
 
 
 def accepted(decoder: Decoder, *confidences: float, share: int = 2, **given: Tensor) -> list[int]:
-    """Return which positions of one row the decoder accepts."""
     row = torch.tensor([confidences], dtype=torch.float64)
     masked = row != DECIDED
     proposal = proposal_of(row.masked_fill(~masked, -torch.inf))

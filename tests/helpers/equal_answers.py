@@ -43,7 +43,6 @@ _CACHES = {False: ("none", "prefix", "dual", "vicinity"), True: ("none", "exact"
 
 
 def draw_requests(count: int, seed: int, *, block_causal: bool) -> list[Request]:
-    """Return requests of all kinds, the same for the same seed."""
     draws = random.Random(seed)
     found = []
     for uid in range(count):
@@ -61,12 +60,9 @@ def draw_requests(count: int, seed: int, *, block_causal: bool) -> list[Request]
         elif draws.random() < 0.25:
             diffusion["cfg_scale"] = 0.7
         params = SamplingParams(
-            max_tokens=draws.randint(8, 64),
-            temperature=draws.choice((0, 0, 0.7, 1.5)),
-            seed=uid,
-            ignore_eos=True,
-            diffusion=diffusion,
-        )
+            max_tokens=draws.randint(8, 64), temperature=draws.choice((0, 0, 0.7, 1.5)), seed=uid,
+            ignore_eos=True, diffusion=diffusion,
+        )  # fmt: skip
         prompt = tuple(draws.randrange(MASK) for _ in range(draws.randint(4, 60)))
         found.append(Request(uid, prompt, params))
     return found
@@ -75,14 +71,10 @@ def draw_requests(count: int, seed: int, *, block_causal: bool) -> list[Request]
 def answers(
     mesh: Mesh, family: str, args: argparse.Namespace, *, alone: bool
 ) -> dict[int, list[int]]:
-    """Return the tokens of a family's requests, run one by one or together."""
     options = EngineOptions(
-        dtype=args.dtype,
-        device="cpu",
-        mask_token_id=MASK,
-        eos_token_id=EOS,
+        dtype=args.dtype, device="cpu", mask_token_id=MASK, eos_token_id=EOS,
         max_num_seqs=args.batch,
-    )
+    )  # fmt: skip
     engine = build_rank(str(GOLDEN / family), options, mesh)
     causal = engine.model.spec.block_causal
     requests = draw_requests(args.requests, args.seed, block_causal=causal)

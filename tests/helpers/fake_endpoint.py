@@ -25,8 +25,6 @@ class Answer:
 
 @dataclass
 class Asked:
-    """What the server was sent."""
-
     path: str
     body: Json
     headers: dict[str, str]
@@ -68,19 +66,14 @@ def fake_endpoint(answer: Callable[[Asked], Answer]) -> Iterator[FakeEndpoint]:
             if made.hang_up:
                 self.close_connection = True
                 return
-            self.send_response(made.status)
-            for name, value in made.headers.items():
-                self.send_header(name, value)
             if made.chunks is not None:
                 self._stream(made.chunks)
-                return
-            content = json.dumps(made.body).encode()
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            else:
+                kind = {"Content-Type": "application/json"}
+                self.say(made.status, json.dumps(made.body).encode(), **kind, **made.headers)
 
         def _stream(self, chunks: Iterator[Json | str]) -> None:
+            self.send_response(200)
             self.send_header("content-type", "text/event-stream")
             self.send_header("connection", "close")
             self.end_headers()

@@ -16,10 +16,7 @@ def files_server(
     seen: list[str] | None = None,
     tls: SSLContext | None = None,
 ) -> Iterator[str]:
-    """Serve files; `moved` are redirects, `endless` send a kilobyte every so many seconds.
-
-    `seen` takes the Host headers of requests.
-    """
+    """Serve files, redirects, and endless kilobytes with pauses; `seen` takes the Host headers."""
 
     class Files(Handler):
         def do_GET(self) -> None:
@@ -27,9 +24,7 @@ def files_server(
             if seen is not None:
                 seen.append(str(self.headers["Host"]))
             if moved is not None and path in moved:
-                self.send_response(302)
-                self.send_header("Location", moved[path])
-                self.end_headers()
+                self.say(302, b"", Location=moved[path])
             elif endless is not None and path in endless:
                 self.send_response(200)
                 self.end_headers()
@@ -38,9 +33,7 @@ def files_server(
                         self.wfile.write(bytes(1024))
                         sleep(endless[path])
             elif path in files:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(files[path])
+                self.say(200, files[path])
             else:
                 self.send_error(404)
 

@@ -1,9 +1,10 @@
 """An HTTP server in this process, on a port of its own, for what a test makes answer there."""
 
+import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ssl import SSLContext
 from typing import Any
@@ -12,6 +13,13 @@ from typing import Any
 class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
+
+    def say(self, status: int, content: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
 
 
 class _Server(ThreadingHTTPServer):
@@ -22,9 +30,14 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+def is_open(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
 @contextmanager
 def listening(handler: type[Handler], tls: SSLContext | None = None) -> Iterator[int]:
-    """Listen until the block is left; yields the port."""
     server = _Server(("127.0.0.1", 0), handler)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)

@@ -125,8 +125,6 @@ def concerns(changed: list[str], file: str, text: str) -> bool:
 
 
 class LoadGroups(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Gives each group of files to one process."""
-
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid.partition("::")[0])
 
@@ -163,7 +161,6 @@ class Lanes:
         items[:] = [item for item in items if item in kept]
 
     def take_shard(self, items: list[pytest.Item], part: int, count: int) -> None:
-        """Leave out the long tests that are of no interest to this run."""
         files = {file_of(item) for item in items if lane_of(item) == "long"}
         long_s = {file: self.durations.get(file, [0.0, 0.0])[1] or UNKNOWN_S for file in files}
         self.concerned = {

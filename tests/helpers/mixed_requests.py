@@ -134,7 +134,6 @@ PENALTIES: list[dict[str, Any]] = [
 
 
 def penalized_requests(policies: list[dict[str, object]]) -> list[Request]:
-    """Return the mixture, with penalties for all but every third."""
     found = []
     for request in mixed_requests(policies):
         own = PENALTIES[request.uid % 5] if request.uid % 3 else {}
@@ -144,7 +143,6 @@ def penalized_requests(policies: list[dict[str, object]]) -> list[Request]:
 
 
 def infill_requests(policies: list[dict[str, object]]) -> list[Request]:
-    """Return the mixture, with longer and longer texts that follow."""
     plain = mixed_requests(policies)
     return [replace(each, suffix=prompt_of(5 * each.uid, seed=50 + each.uid)) for each in plain]
 
@@ -174,7 +172,6 @@ def sequences_of(ids: Items[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def careful_requests(model: ToyModel) -> list[Request]:
-    """Return the model's mixture, which must not write some of what it writes else."""
     found = []
     for request in mixed_requests(MIXED_CAUSAL if model.spec.block_causal else MIXED):
         update = {"bad_token_sequences": sequences_of(alone(model)[request.uid])}

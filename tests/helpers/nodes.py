@@ -29,7 +29,6 @@ def application(name: str, **options: Any) -> Applications:
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """Let Serve listen on the head node of the Ray that runs, and yield its URL."""
     port = free_port()
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     try:
@@ -43,7 +42,6 @@ def start(wanted: Applications) -> None:
 
 
 def alive(kind: str) -> dict[int, str]:
-    """Return the actors of a class that live: process and node."""
     return {
         actor["Pid"]: actor["Address"]["NodeID"]
         for actor in actors().values()
@@ -83,6 +81,5 @@ def wait_until(true: Callable[[], bool], most: float) -> None:
 
 
 def states(name: str) -> Counter[str]:
-    """Return how many replicas are in which state."""
     (deployment,) = serve.status().applications[name].deployments.values()
     return Counter({str(state): count for state, count in deployment.replica_states.items()})

@@ -100,9 +100,7 @@ def llada(w: Weights, c: dict[str, Any], ids: Tensor) -> Tensor:
     for i in range(c["n_layers"]):
         name = f"model.transformer.blocks.{i}"
         h = norm(x, w[f"{name}.attn_norm.weight"], eps)
-        q, k, v = (
-            (h @ w[f"{name}.{n}_proj.weight"].T).unflatten(-1, (-1, size)) for n in ("q", "k", "v")
-        )
+        q, k, v = ((h @ w[f"{name}.{n}_proj.weight"].T).unflatten(-1, (-1, size)) for n in "qkv")
         read = attention(rope(q, c["rope_theta"], size), rope(k, c["rope_theta"], size), v, 0)
         x = x + read @ w[f"{name}.attn_out.weight"].T
         h = norm(x, w[f"{name}.ff_norm.weight"], eps)

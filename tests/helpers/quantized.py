@@ -5,6 +5,5 @@ from diffray.components.weight import Weight
 
 
 def weights_of(model: Denoiser, part: str) -> list[Weight]:
-    """Return the matrices of a part of the model."""
     found = [module for module in model.modules() if isinstance(module, Weight)]
     return [each for each in found if each.part == part]

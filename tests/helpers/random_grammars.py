@@ -49,3 +49,21 @@ def walk(steps: list[list[int | None]], ids: Items[int], state: int | None = 0) 
             return None
         state = steps[state][token]
     return state
+
+
+def random_ids(automaton: Automaton, draw: random.Random, budget: int) -> list[int]:
+    """Return at most so many tokens that the automaton accepts, without the end."""
+    state, ids = 0, list[int]()
+    while True:
+        budget -= 1
+        ways = zip(automaton.set_QD[state].tolist(), automaton.next_QD[state].tolist(), strict=True)
+        classes, state = draw.choice(
+            [
+                (automaton.member_SC[number], following)
+                for number, following in ways
+                if automaton.member_SC[number].any() and automaton.distance_Q[following] <= budget
+            ]
+        )
+        if state == automaton.end:
+            return ids
+        ids.append(draw.choice(classes[automaton.class_V].nonzero()[0].tolist()))

@@ -98,7 +98,6 @@ def _tagged(inner: Callable[[], dict[str, Any]], tag: str) -> dict[str, Any]:
 
 
 def _types(draw: random.Random) -> dict[str, Any]:
-    """Return a schema of several types, with keywords of some of them."""
     types = draw.sample(("string", "integer", "number", "boolean", "null", "array"), 2)
     bounds = {"minLength": 1, "maxLength": 3, "minimum": -3, "maximum": 12, "maxItems": 2}
     return {"type": types} | {key: bounds[key] for key in draw.sample([*bounds], 3)}

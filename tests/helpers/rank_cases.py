@@ -87,8 +87,6 @@ GUIDED: list[dict[str, Any]] = [
 
 
 class Case(NamedTuple):
-    """A checkpoint, and whether its experts are dealt out."""
-
     model: str
     expert_parallel: bool
     dtype: str = "float64"
@@ -97,8 +95,6 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """What one rank has to say of one case."""
-
     logits_TV: Tensor  # its slice of the vocabulary
     tokens: dict[int, list[int]]  # by request
     steps: dict[int, list[int]]
@@ -122,7 +118,6 @@ def run_cases(mesh: Mesh, cases: Items[Case]) -> tuple[list[Found], int]:
 
 
 def run_case(mesh: Mesh, case: Case) -> Found:
-    """Build the engine of one case and run its batch."""
     mesh = replace(mesh, expert_parallel=case.expert_parallel)
     options = {"dtype": case.dtype, "kv_cache_dtype": case.kv_cache_dtype}
     engine = engine_of(mesh, case.model, max_num_seqs=8, page_size=8, **options)
@@ -148,8 +143,6 @@ def run_case(mesh: Mesh, case: Case) -> Found:
 
 
 class Pinned(NamedTuple):
-    """What one rank has to say of pinned canvases."""
-
     tokens: dict[int, list[int]]  # by request
     fields: dict[int, dict[str, tuple[float, dict[str, float]]]]
     agreed: bool
@@ -162,12 +155,9 @@ def run_pinned(mesh: Mesh, model: str) -> Pinned:
     for uid in range(8):
         canvas = random_canvas(random.Random(uid), size, mask_id, engine.eos_token_ids[0])
         params = SamplingParams(
-            max_tokens=200,
-            seed=uid,
-            temperature=uid % 2,
-            logprobs=True,
+            max_tokens=200, seed=uid, temperature=uid % 2, logprobs=True,
             diffusion={"canvas": "pinned", "cfg_scale": (0, 0.7)[uid % 3 == 2]},
-        )
+        )  # fmt: skip
         prompt = tuple(range(20, 40 + uid))
         engine.add(Request(uid, prompt, params, grammar=canvas.to_bytes()))
     found = Pinned({}, {}, True)
@@ -180,8 +170,6 @@ def run_pinned(mesh: Mesh, model: str) -> Pinned:
 
 
 class Drafted(NamedTuple):
-    """What one rank has to say of requests whose canvases are run as copies too."""
-
     tokens: dict[int, list[tuple[int, int]]]  # by request, with their steps
     forwards: int
     agreed: bool
@@ -196,12 +184,9 @@ def run_drafted(mesh: Mesh, model: str, *, speculation: bool = True) -> Drafted:
     policies = [fixed, lopa, fixed, {"decoder": {"kind": "threshold", "threshold": 0.3}} | verify]
     for uid, policy in enumerate(policies):
         params = SamplingParams(
-            max_tokens=24,
-            seed=uid,
-            temperature=(0, 0, 0.4, 0)[uid],
-            ignore_eos=True,
+            max_tokens=24, seed=uid, temperature=(0, 0, 0.4, 0)[uid], ignore_eos=True,
             diffusion={"block_length": 8} | policy,
-        )
+        )  # fmt: skip
         engine.add(Request(uid, tuple(range(20, 31 + uid)), params))
     found: dict[int, list[tuple[int, int]]] = {uid: [] for uid in range(len(policies))}
     agreed = True

@@ -1,7 +1,4 @@
-"""What two ranks do in tests/workers/test_bring_up.py: rank 0 alone knows which variants are right.
-
-The function is importable by name, because processes that are started anew must find it.
-"""
+"""What two ranks do in tests/workers/test_bring_up.py: rank 0 alone knows the right variants."""
 
 from pathlib import Path
 

@@ -1,7 +1,4 @@
-"""What two ranks do in tests/workers/test_sum_trial.py: they try sums, and generate with them.
-
-The functions are importable by name, because processes that are started anew must find them.
-"""
+"""What two ranks do in tests/workers/test_sum_trial.py: they try sums, and generate with them."""
 
 import os
 from collections.abc import Sequence as Items
@@ -16,12 +13,7 @@ from diffray.components import mesh as meshes
 from diffray.components.mesh import Mesh
 from diffray.kernels.trial import Outcome
 from diffray.kernels.variants import Shape
-from diffray.workers.bring_up.findings import (
-    Findings,
-    FindingsFile,
-    GraphsOutcome,
-    SumsOutcome,
-)
+from diffray.workers.bring_up.findings import Findings, FindingsFile, GraphsOutcome, SumsOutcome
 from diffray.workers.bring_up.one_layer import Sizes
 from diffray.workers.bring_up.start import with_group
 from diffray.workers.bring_up.sum_trial import GroupOutcome, try_together, use_one_shot
@@ -38,7 +30,6 @@ KEY = {"gpu": "Test"}
 
 
 def tried(mesh: Mesh, names: Items[str], patience_s: float) -> list[SumsOutcome]:
-    """Return the outcome of each stand-in on this rank."""
     return [
         try_together(mesh, "float32", opener=f"{STAND_INS}:{name}", patience_s=patience_s).sums
         for name in names
@@ -58,15 +49,11 @@ def recorded(mesh: Mesh, names: Items[str], patience_s: float) -> list[GroupOutc
     """Return the outcome on this rank of each recorder that stands in for CUDA graphs'."""
     return [
         try_together(
-            mesh,
-            "float32",
-            steps=STEPS,
-            opener=f"{STAND_INS}:absent_on_rank_1",
-            recorder=f"{RECORDERS}:{name}",
-            patience_s=patience_s,
+            mesh, "float32", steps=STEPS, opener=f"{STAND_INS}:absent_on_rank_1",
+            recorder=f"{RECORDERS}:{name}", patience_s=patience_s,
         )
         for name in names
-    ]
+    ]  # fmt: skip
 
 
 class Kept(NamedTuple):
@@ -84,14 +71,9 @@ def kept(mesh: Mesh, cache: Path, name: str, *, is_kept: bool) -> Kept:
     if mesh.rank == 0 and is_kept:
         FindingsFile(KEY).write(known)
     found = with_group(
-        known,
-        mesh,
-        STEPS,
-        say=said.append,
-        opener=f"{STAND_INS}:absent_on_rank_1",
-        recorder=f"{RECORDERS}:{name}",
-        patience_s=120,
-    )
+        known, mesh, STEPS, say=said.append, opener=f"{STAND_INS}:absent_on_rank_1",
+        recorder=f"{RECORDERS}:{name}", patience_s=120,
+    )  # fmt: skip
     mesh.smallest("written", 1)
     return Kept(found, said, FindingsFile(KEY).read())
 
@@ -106,7 +88,6 @@ class Generated(NamedTuple):
 
 
 def generated(mesh: Mesh, model: str, most_bytes: int, opener: str) -> Generated:
-    """Generate with sums in one shot up to this size."""
     found = Generated({}, [], [], [])
     plain = Mesh.all_reduce
 

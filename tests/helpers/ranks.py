@@ -20,11 +20,7 @@ IMPORTED = ["diffray.workers.setup", "tests.helpers.rank_cases"]
 
 
 def on_ranks(
-    size: int,
-    work: Callable[[Mesh], T],
-    *,
-    timeout: float = 60.0,
-    listen_to: int | None = None,
+    size: int, work: Callable[[Mesh], T], *, timeout: float = 60.0, listen_to: int | None = None
 ) -> list[T]:
     """Return what `work` returned on each rank, or on the first few that are listened to.
 
@@ -68,7 +64,6 @@ def _receive(end: Connection) -> Any:
 def _run(
     end: Connection, rank: int, size: int, work: Callable[[Mesh], object], timeout: float
 ) -> None:
-    """Be one rank: meet the others, work, report."""
     torch.set_num_threads(1)
     try:
         if rank == 0:

@@ -25,7 +25,6 @@ def into_the_same(out: Any, work: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
-    """Note which buckets are replayed from now on."""
     seen: list[Bucket] = []
     forward = Recorded.forward
 

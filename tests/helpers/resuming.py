@@ -12,7 +12,6 @@ from diffray.workers.messages import Request, Resume, Update
 def updates_of(
     engine: Engine, requests: Items[Request], steps: int, rounds: int = 999
 ) -> list[Update]:
-    """Run that many rounds in a new engine, if the requests take so many."""
     for request in requests:
         engine.add(request)
     found: list[Update] = []

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from socket import create_connection, socket
 from typing import Any
 
 import httpx2
@@ -74,17 +75,29 @@ def pieces_of(url: str, body: dict[str, Any], headers: dict[str, str]) -> Iterat
     yield "broken off"
 
 
+def open_stream(port: int, body: dict[str, Any], path: str = "", pause: float = 0.0) -> socket:
+    """Ask for a chat as many clients do: the headers, and the body after a pause."""
+    text = json.dumps(body | {"messages": MESSAGES, "stream": True}).encode()
+    head = (
+        f"POST {path}/v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Authorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(text)}\r\n\r\n"
+    )
+    connection = create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+    connection.sendall(head.encode())
+    time.sleep(pause)
+    connection.sendall(text)
+    return connection
+
+
 @dataclass(frozen=True)
 class Served(ServeProcess):
-    """Such a server, as its clients see it."""
-
     def post(self, model: str, path: str = "", **options: Any) -> httpx2.Response:
         body = {"model": model, "messages": MESSAGES} | options
         url = f"{self.url}{path}/v1/chat/completions"
         return httpx2.post(url, json=body, headers=HEADERS, timeout=PATIENCE_S)
 
     def chunks(self, model: str, path: str = "") -> Iterator[str]:
-        """Yield the pieces of a long stream, and then how it ended."""
         body = {"model": model, "messages": MESSAGES} | LONG[model]
         yield from pieces_of(f"{self.url}{path}/v1/chat/completions", body, HEADERS)
 
@@ -94,7 +107,6 @@ class Served(ServeProcess):
         return {model: text_of(self.post(model, f"/{model}", **LONG[model])) for model in MODELS}
 
     def streamed(self, model: str, path: str = "") -> tuple[str, str]:
-        """Return the text of a long stream, and how it ended."""
         *pieces, end = self.chunks(model, path)
         return "".join(pieces), end
 
@@ -107,7 +119,6 @@ class Served(ServeProcess):
         return found
 
     def wait_for_load(self, **wanted: int) -> None:
-        """Wait until the load of all models together is like this."""
         end = time.monotonic() + PATIENCE_S
         while not wanted.items() <= (found := self.load()).items():
             assert time.monotonic() < end, found

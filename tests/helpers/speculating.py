@@ -29,15 +29,11 @@ _OTHERS: list[dict[str, Any]] = [
     {"kind": "factor"},
 ]
 _OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"min_tokens": 5},
-    {"logit_bias": {3: 2.0}},
-    {"allowed_token_ids": range(20)},
-]
+    {}, {"min_tokens": 5}, {"logit_bias": {3: 2.0}}, {"allowed_token_ids": range(20)},
+]  # fmt: skip
 
 
 def draw_requests(count: int, seed: int, *, causal: bool, shifted: bool) -> list[Request]:
-    """Return requests without speculation, the same for the same seed."""
     draws = random.Random(seed)
     found = []
     for uid in range(count):
@@ -62,22 +58,16 @@ def draw_requests(count: int, seed: int, *, causal: bool, shifted: bool) -> list
         if draws.random() < 0.2:
             diffusion["zero_confidence_token_ids"] = [3, 4]
         params = SamplingParams(
-            max_tokens=length,
-            temperature=draws.choice((0, 0, 0.4, 1.2)),
-            top_p=draws.choice((1, 1, 0.9)),
-            top_k=draws.choice((0, 0, 12)),
-            seed=draws.randrange(2**40),
-            ignore_eos=draws.random() < 0.7,
-            logprobs=True,
-            diffusion=diffusion,
-            **draws.choice(_OPTIONS),
-        )
+            max_tokens=length, temperature=draws.choice((0, 0, 0.4, 1.2)),
+            top_p=draws.choice((1, 1, 0.9)), top_k=draws.choice((0, 0, 12)),
+            seed=draws.randrange(2**40), ignore_eos=draws.random() < 0.7, logprobs=True,
+            diffusion=diffusion, **draws.choice(_OPTIONS),
+        )  # fmt: skip
         found.append(Request(uid, prompt_of(draws.randint(1, 70), seed=uid), params))
     return found
 
 
 def speculating(requests: Iterable[Request], drafts: int = 4) -> list[Request]:
-    """Return the same requests with speculation."""
     wanted = {"speculation": {"kind": "verify", "drafts": drafts}}
     found = []
     for request in requests:

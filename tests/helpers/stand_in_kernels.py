@@ -1,7 +1,4 @@
-"""Kernels that stand in for Triton's where variants are tried: right, wrong, broken, slow.
-
-A process that tries kernels imports this module by its name.
-"""
+"""Kernels that stand in for Triton's where variants are tried: right, wrong, broken, slow."""
 
 import os
 import time

@@ -1,7 +1,4 @@
-"""Kernels all of whose variants are refused; one leaves a process behind when it crashes.
-
-A process that tries kernels imports this module by its name.
-"""
+"""Kernels all of whose variants are refused; one leaves a process behind when it crashes."""
 
 import os
 import time

@@ -6,6 +6,7 @@ too, is what the stand-ins' clock says: over gloo none would be faster than the 
 
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -46,46 +47,37 @@ def sum_of(mesh: Mesh, x: Tensor) -> Tensor:
     return total
 
 
-def wrong_on_rank_1(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
-    inner = right(mesh, dtype, most_bytes)
-    return lambda x: inner(x).index_fill_(0, torch.tensor([0]), 1.0) if mesh.rank else inner(x)
+def _on_rank_1(broken: Callable[[Sum, Tensor], Tensor]) -> Callable[[Mesh, torch.dtype, int], Sum]:
+    """Return what opens sums that are right on rank 0 alone."""
+
+    def opened(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
+        inner = right(mesh, dtype, most_bytes)
+        return partial(broken, inner) if mesh.rank else inner
+
+    return opened
 
 
-def unequal(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
-    """Round on rank 1 otherwise than on rank 0, by less than an error."""
-    inner = right(mesh, dtype, most_bytes)
-    return lambda x: inner(x) * (1 + 1e-6 * mesh.rank)
+def _hang(inner: Sum, x: Tensor) -> Tensor:
+    time.sleep(3600)
+    return inner(x)
 
 
-def crash_on_rank_1(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
-    inner = right(mesh, dtype, most_bytes)
-    return lambda x: os.abort() if mesh.rank else inner(x)
+def _slow(inner: Sum, x: Tensor) -> Tensor:
+    clock.pass_time(SLOW_S)
+    return inner(x)
 
 
-def hang_on_rank_1(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
-    inner = right(mesh, dtype, most_bytes)
-
-    def add_up(x: Tensor) -> Tensor:
-        time.sleep(3600 * mesh.rank)
-        return inner(x)
-
-    return add_up
+wrong_on_rank_1 = _on_rank_1(lambda inner, x: inner(x).index_fill_(0, torch.tensor([0]), 1.0))
+unequal = _on_rank_1(lambda inner, x: inner(x) * (1 + 1e-6))  # rounded otherwise, by a little
+crash_on_rank_1 = _on_rank_1(lambda *_: os.abort())
+hang_on_rank_1 = _on_rank_1(_hang)
+slow_on_rank_1 = _on_rank_1(_slow)
 
 
 def absent_on_rank_1(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
     if mesh.rank:
         raise RuntimeError("no symmetric memory between these devices")
     return partial(sum_of, mesh)
-
-
-def slow_on_rank_1(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
-    inner = right(mesh, dtype, most_bytes)
-
-    def add_up(x: Tensor) -> Tensor:
-        clock.pass_time(SLOW_S * mesh.rank)
-        return inner(x)
-
-    return add_up
 
 
 def right_if_small(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:

@@ -16,8 +16,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ThreadMesh(Mesh):
-    """One rank of several that meet at a barrier."""
-
     barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
     desk: dict[int, Tensor] = field(default_factory=dict)
     meetings: list[str] = field(default_factory=list)  # rank 0 notes each
@@ -51,5 +49,4 @@ def over_ranks(
 
 
 def on_ranks(size: int, work: Callable[[ThreadMesh], T]) -> list[T]:
-    """Run the same work on every rank and return what each found."""
     return over_ranks(size, False, work)[0]

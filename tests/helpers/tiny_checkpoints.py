@@ -17,110 +17,50 @@ from diffray.components.model import Model
 CPU = torch.device("cpu")
 
 LLADA: dict[str, Any] = {
-    "architectures": ["LLaDAModelLM"],
-    "model_type": "llada",
-    "d_model": 32,
-    "n_heads": 4,
-    "n_layers": 2,
-    "mlp_hidden_size": 48,
-    "activation_type": "silu",
-    "block_type": "llama",
-    "rope": True,
-    "rope_theta": 10000.0,
-    "layer_norm_type": "rms",
-    "rms_norm_eps": 1e-5,
-    "include_bias": False,
-    "vocab_size": 64,
-    "weight_tying": False,
-    "max_sequence_length": 64,
-    "mask_token_id": 62,
-    "eos_token_id": 63,
-}
+    "architectures": ["LLaDAModelLM"], "model_type": "llada", "vocab_size": 64, "d_model": 32,
+    "n_heads": 4, "n_layers": 2, "mlp_hidden_size": 48, "activation_type": "silu",
+    "block_type": "llama", "rope": True, "rope_theta": 10000.0, "layer_norm_type": "rms",
+    "rms_norm_eps": 1e-5, "include_bias": False, "weight_tying": False, "max_sequence_length": 64,
+    "mask_token_id": 62, "eos_token_id": 63,
+}  # fmt: skip
 _SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 64,
-}
-_DENSE: dict[str, Any] = _SIZES | {
-    "intermediate_size": 48,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-6,
-}
-_QWEN: dict[str, Any] = _DENSE | {
-    "hidden_act": "silu",
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": False,
-    "eos_token_id": 63,
-}
+}  # fmt: skip
+_DENSE = _SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "rms_norm_eps": 1e-6}
+_QWEN = _DENSE | {"hidden_act": "silu", "rope_theta": 1000000.0, "tie_word_embeddings": False}
+_QWEN |= {"eos_token_id": 63}
 DREAM: dict[str, Any] = _QWEN | {
-    "architectures": ["DreamModel"],
-    "model_type": "Dream",
-    "use_sliding_window": False,
+    "architectures": ["DreamModel"], "model_type": "Dream", "use_sliding_window": False,
     "mask_token_id": 62,
-}
+}  # fmt: skip
 # As published, but for the sizes: it does not name the mask token.
 FAST_DLLM_V2: dict[str, Any] = _QWEN | {
-    "architectures": ["Fast_dLLM_QwenForCausalLM"],
-    "model_type": "Fast_dLLM_Qwen",
-    "attention_dropout": 0.0,
-    "bd_size": 4,
-    "bos_token_id": 61,
-    "initializer_range": 0.02,
-    "max_window_layers": 2,
-    "rope_scaling": None,
-    "sliding_window": None,
-    "use_cache": True,
+    "architectures": ["Fast_dLLM_QwenForCausalLM"], "model_type": "Fast_dLLM_Qwen", "bd_size": 4,
+    "attention_dropout": 0.0, "bos_token_id": 61, "initializer_range": 0.02, "use_cache": True,
+    "max_window_layers": 2, "rope_scaling": None, "sliding_window": None,
     "use_sliding_window": False,
-}
+}  # fmt: skip
 LLADA_MOE: dict[str, Any] = _SIZES | {
-    "architectures": ["LLaDAMoEModelLM"],
-    "model_type": "llada",
-    "expert_intermediate_size": 16,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 50000.0,
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "qk_layernorm": True,
-    "moe_layer_freq": [1, 1],
-    "eos_token_id": 63,
-}
+    "architectures": ["LLaDAMoEModelLM"], "model_type": "llada", "expert_intermediate_size": 16,
+    "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "num_experts": 8, "num_experts_per_tok": 2,
+    "qk_layernorm": True, "moe_layer_freq": [1, 1], "eos_token_id": 63,
+}  # fmt: skip
 LLADA2_MOE: dict[str, Any] = _DENSE | {
-    "architectures": ["LLaDA2MoeModelLM"],
-    "model_type": "llada2_moe",
-    "head_dim": 8,
-    "use_bias": False,
-    "rope_theta": 600000.0,
-    "partial_rotary_factor": 0.5,
-    "num_experts": 8,
-    "num_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 2.5,
-    "moe_intermediate_size": 16,
-    "first_k_dense_replace": 1,
-    "moe_router_enable_expert_bias": True,
-    "norm_topk_prob": True,
-    "score_function": "sigmoid",
-}
+    "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe", "head_dim": 8,
+    "use_bias": False, "rope_theta": 600000.0, "partial_rotary_factor": 0.5, "num_experts": 8,
+    "num_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
+    "routed_scaling_factor": 2.5, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
+    "moe_router_enable_expert_bias": True, "norm_topk_prob": True, "score_function": "sigmoid",
+}  # fmt: skip
 SDAR: dict[str, Any] = _QWEN | {
-    "architectures": ["SDARForCausalLM"],
-    "model_type": "sdar",
-    "head_dim": 16,
-    "attention_bias": False,
-    "block_size": 4,
-    "mask_token_id": 62,
-}
+    "architectures": ["SDARForCausalLM"], "model_type": "sdar", "head_dim": 16, "block_size": 4,
+    "attention_bias": False, "mask_token_id": 62,
+}  # fmt: skip
 SDAR_MOE: dict[str, Any] = SDAR | {
-    "architectures": ["SDARMoeForCausalLM"],
-    "model_type": "sdar_moe",
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "norm_topk_prob": True,
-}
+    "architectures": ["SDARMoeForCausalLM"], "model_type": "sdar_moe", "num_experts": 8,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True,
+}  # fmt: skip
 
 IDS = [5, 9, 33, 62, 62, 1, 17, 62, 40, 2, 62, 62]
 
@@ -134,12 +74,10 @@ def random_weights(config: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def shifted(config: dict[str, Any]) -> dict[str, Tensor]:
-    """Return other weights of the same model."""
     return {name: tensor.flip(0) for name, tensor in random_weights(config).items()}
 
 
 def save(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Path:
-    """Write a checkpoint of one file."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(weights, folder / "model.safetensors")
@@ -179,7 +117,6 @@ def kv_pool(model: Model, dtype: torch.dtype, length: int) -> KVPool:
 
 @torch.inference_mode()
 def full_forward(model: Model, ids: list[int], block: int = 0) -> Tensor:
-    """Return this rank's logits of all positions of one sequence."""
     length = len(ids)
     x = model.embed(torch.tensor(ids))
     kv = kv_pool(model, x.dtype, length)

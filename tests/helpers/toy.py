@@ -36,16 +36,10 @@ def toy_spec(
     logit_shift: int = 0,
 ) -> ModelSpec:
     return ModelSpec(
-        num_layers=num_layers,
-        num_kv_heads=2,
-        head_dim=head_dim,
-        hidden_size=hidden_size,
-        vocab_size=VOCAB,
-        vocab_start=0,
-        max_positions=512,
-        block_causal=block_causal,
+        num_layers=num_layers, num_kv_heads=2, head_dim=head_dim, hidden_size=hidden_size,
+        vocab_size=VOCAB, vocab_start=0, max_positions=512, block_causal=block_causal,
         logit_shift=logit_shift,
-    )
+    )  # fmt: skip
 
 
 class WritesLogits(ABC):
@@ -169,17 +163,10 @@ def toy_engine(
 ) -> Engine:
     spec = model.spec
     kv = KVPool(
-        shapes=spec.kv_shapes,
-        num_pages=num_pages,
-        page_size=page_size,
-        dtype=torch.float64,
-        device=CPU,
-        host_pages=host_pages,
-        prefix_ttl=prefix_ttl,
-        form=form,
-        share_first_steps=first_steps != "off",
-        approximate_first_steps=first_steps == "approx",
-    )
+        shapes=spec.kv_shapes, num_pages=num_pages, page_size=page_size, dtype=torch.float64,
+        device=CPU, host_pages=host_pages, prefix_ttl=prefix_ttl, form=form,
+        share_first_steps=first_steps != "off", approximate_first_steps=first_steps == "approx",
+    )  # fmt: skip
     slots = Slots(num_slots, spec.max_positions, MASK, CPU)
     return Engine(model, kv, slots, eos_token_ids=(EOS,), mesh=Mesh(), chunk=chunk)
 
@@ -192,7 +179,6 @@ def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
 def run(
     engine: Engine, requests: Items[Request], steps: int = 1, limit: int = 5000
 ) -> dict[int, list[int]]:
-    """Add the requests, run until all are finished, and return each one's tokens."""
     for request in requests:
         engine.add(request)
     return drain(engine, steps, limit)
@@ -209,17 +195,12 @@ def drain(engine: Engine, steps: int = 1, limit: int = 5000) -> dict[int, list[i
 
 
 def generate(
-    model: ToyModel | ScriptedModel,
-    prompt: tuple[int, ...],
-    steps: int = 1,
-    **params: Any,
+    model: ToyModel | ScriptedModel, prompt: tuple[int, ...], steps: int = 1, **params: Any
 ) -> list[int]:
-    """Return the tokens of one request on an engine of its own."""
     return run(toy_engine(model), [Request(0, prompt, SamplingParams(**params))], steps)[0]
 
 
 def last_update(engine: Engine, request: Request) -> tuple[list[int], Update]:
-    """Run one request; return its tokens and its last update."""
     engine.add(request)
     ids: list[int] = []
     while True:
@@ -230,5 +211,4 @@ def last_update(engine: Engine, request: Request) -> tuple[list[int], Update]:
 
 
 def certain(tokens: dict[int, int], default: int = 1) -> Callable[[int], dict[int, float]]:
-    """Return a script that is sure of one token at each position."""
     return lambda position: {tokens.get(position, default): 20.0}

@@ -62,7 +62,6 @@ def updatable(block_causal: bool = False, **options: Any) -> Engine:
 
 
 def written(seed: int, requests: list[Request], block_causal: bool = False) -> list[list[int]]:
-    """Return what each request would be answered by these weights alone."""
     found = []
     for request in requests:
         engine = toy_engine(UpdatableToy(block_causal, seed))
@@ -78,5 +77,4 @@ def asked(uid: int, length: int = 3, **params: Any) -> Request:
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process takes now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

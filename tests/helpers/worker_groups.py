@@ -50,7 +50,6 @@ async def engine(
 
 
 def automaton_of(model: str, regex: str) -> Automaton:
-    """Return the automaton of the texts that match, over the model's tokens."""
     with DiffusionLLM(model) as llm:
         assert llm.tokenizer is not None
         limits, vocabulary = llm.engine.limits, vocabulary_of(llm.tokenizer.fast)
@@ -78,7 +77,6 @@ def answers(
 
 
 async def under_way(running: RemoteEngine) -> None:
-    """Wait until requests have a part of their answers."""
     while (load := await running.load()).rounds < 30:
         assert load.rounds == 0 or load.running
         await asyncio.sleep(0.01)

@@ -7,7 +7,6 @@ import pytest
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
-    """Keep the records of operators' wishes in a dictionary, in place of Ray's store."""
     kept: dict[bytes, bytes] = {}
 
     def put(key: bytes, value: bytes, overwrite: bool, namespace: bytes) -> bool:

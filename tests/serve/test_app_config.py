@@ -155,8 +155,7 @@ class TestDoor:
         )
         assert (door.name, door.route_prefix) == ("door-org-a-b", "/")
         config = door.config
-        assert config.models == {"org/a": "org-a", "b": "b"}
-        assert config.num_replicas == 2
+        assert config.models == {"org/a": "org-a", "b": "b"} and config.num_replicas == 2
         assert config.max_ongoing_requests == 3 * (5 + MARGIN) + 16 + 256 + MARGIN
         assert config.graceful_shutdown_timeout_s == 7
         assert (config.api, config.api_key_env) == (ApiSettings.model_validate(api), "KEYS")
@@ -177,31 +176,24 @@ class TestDoor:
 
 
 PLACEMENT, DEPLOYMENT = "placement_group_config", "deployment_config"
+ROUTED: dict[str, Any] = {DEPLOYMENT: {"num_replicas": 2, "prefix_routing": True}}
+
+
+def scaled(scaling: dict[str, int], **more: int) -> dict[str, Any]:
+    return {DEPLOYMENT: {"autoscaling_config": {"max_replicas": 2} | scaling, **more}}
+
+
 # Options of a model, and parts of the one sentence.
 ARGS: list[tuple[dict[str, Any], str]] = [
     ({"engine_kwargs": {"tensor_parallel": 2}}, "engine_kwargs | 'tensor_parallel'"),
     ({"accelerator_type": "h200"}, "'h200' | H200"),
     ({"accelerator_type": "H200", "engine_kwargs": {"device": "cpu"}}, "needs GPUs"),
     ({DEPLOYMENT: {"max_queued_requests": 0}}, "max_queued_requests | -1"),
-    (
-        {
-            DEPLOYMENT: {"num_replicas": 2, "prefix_routing": True},
-            "engine_kwargs": {"enable_prefix_caching": False},
-        },
-        "prefix_routing | enable_prefix_caching",
-    ),
-    (
-        {DEPLOYMENT: {"num_replicas": 2, "autoscaling_config": {"max_replicas": 2}}},
-        "num_replicas | not both",
-    ),
-    *(
-        ({DEPLOYMENT: {"autoscaling_config": {"max_replicas": 2} | scaling}}, words)
-        for scaling, words in (
-            ({"min_replicas": 3}, "(3) | (2)"),
-            ({"initial_replicas": 3}, "initial_replicas (3)"),
-            ({"target_ongoing_requests": 2, "target_ongoing_tokens": 2}, "not both"),
-        )
-    ),
+    (ROUTED | {"engine_kwargs": {"enable_prefix_caching": False}}, "prefix_routing | enable_pre"),
+    (scaled({}, num_replicas=2), "num_replicas | not both"),
+    (scaled({"min_replicas": 3}), "(3) | (2)"),
+    (scaled({"initial_replicas": 3}), "initial_replicas (3)"),
+    (scaled({"target_ongoing_requests": 2, "target_ongoing_tokens": 2}), "not both"),
     ({"api": {"api_keys": ["sha256:123"]}}, "64 hexadecimal digits"),
     ({"api": {"api_keys": ["a"]}, "api_key_env": "B"}, "api_key_env | not both"),
     ({"api": {"operator_keys": ["a"]}, "operator_key_env": "B"}, "operator_key_env | not both"),

@@ -28,23 +28,15 @@ class TestPlacement:
             (config(engine_kwargs=TWO), [{"GPU": 1, "CPU": 1}] * 2),
             (config("cpu"), [{"CPU": 1}]),
             (config("cpu", engine_kwargs=TWO | {"cpu_threads": 3}), [{"CPU": 3}] * 2),
-            (
-                config(accelerator_type="H100"),
-                [{"GPU": 1, "CPU": 1, "accelerator_type:H100": 0.001}],
-            ),
+            (config(accelerator_type="L4"), [{"GPU": 1, "CPU": 1, "accelerator_type:L4": 0.001}]),
             (
                 config(engine_kwargs=TWO, placement_group_config={"bundle_per_worker": HALF}),
                 [HALF, HALF],
             ),
-            (
-                config(engine_kwargs=TWO, placement_group_config={"bundles": LISTED}),
-                LISTED,
-            ),
+            (config(engine_kwargs=TWO, placement_group_config={"bundles": LISTED}), LISTED),
         ],
     )
-    def test_one_bundle_for_the_replica_and_one_for_each_rank(
-        self, wish: AppConfig, ranks: list[dict[str, float]]
-    ) -> None:
+    def test_each_rank_has_a_bundle(self, wish: AppConfig, ranks: list[dict[str, float]]) -> None:
         assert placement_bundles(wish) == [{"CPU": 1}, *ranks]
         assert resources(wish, replicas=2)["CPU"] == 2 + 2 * sum(
             each.get("CPU", 0) for each in ranks
@@ -152,18 +144,9 @@ def context(
     )
     reported: Any = {str(number): each for number, each in enumerate(tokens)}
     return AutoscalingContext(
-        deployment_id=DeploymentID("a", "b"),
-        deployment_name="a",
-        app_name="b",
-        current_num_replicas=replicas,
-        target_num_replicas=replicas,
-        running_replicas=[],
-        total_num_requests=lambda: running + queued,
-        total_queued_requests=lambda: queued,
-        aggregated_metrics=lambda: {ONGOING_TOKENS: reported},
-        capacity_adjusted_min_replicas=low,
-        capacity_adjusted_max_replicas=high,
-        policy_state={},
-        config=config,
-        **unused,
-    )
+        deployment_id=DeploymentID("a", "b"), deployment_name="a", app_name="b",
+        current_num_replicas=replicas, target_num_replicas=replicas, running_replicas=[],
+        total_num_requests=lambda: running + queued, total_queued_requests=lambda: queued,
+        aggregated_metrics=lambda: {ONGOING_TOKENS: reported}, capacity_adjusted_min_replicas=low,
+        capacity_adjusted_max_replicas=high, policy_state={}, config=config, **unused,
+    )  # fmt: skip

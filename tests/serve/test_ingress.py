@@ -84,15 +84,11 @@ def event(message: Message) -> Any:
 def test_another_replica_gets_the_same_bytes() -> None:
     sent, count = sent_by(["lost", "lost", "answers"])
     assert count == 3
-    assert [message["type"] for message in sent] == ["http.response.start"] + 2 * [
-        "http.response.body"
-    ]
+    assert [each["type"] for each in sent] == ["http.response.start"] + 2 * ["http.response.body"]
     assert sent[1]["body"] == b"".join(BODY)
 
 
-def test_a_request_that_is_too_large_to_keep_is_not_sent_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_too_large_to_keep_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingress, "_LARGEST", len(BODY[0]))
     sent, count = sent_by(["lost", "answers"])
     assert (count, sent[0]["status"]) == (1, 503)
@@ -149,7 +145,6 @@ class Serve:
 
 
 def answer_of(app: Any, path: str = "/", headers: Any = ()) -> tuple[int, Any, dict[str, str]]:
-    """Return the status, the JSON or text, and the headers of an answer."""
     start, *bodies = ask(app, [b""], path, headers)
     text = b"".join(message["body"] for message in bodies).decode()
     named = {name.decode().lower(): value.decode() for name, value in start["headers"]}

@@ -28,11 +28,7 @@ MANIFESTS = sorted((ROOT / "k8s").glob("*.yaml"))
 LOCK = ROOT / "k8s/requirements.lock"
 SCHEMAS = Path(__file__).with_name("k8s_schemas")
 NAME_LENGTHS = {"RayCluster": 53, "RayJob": 47, "RayService": 47}
-EXPLICIT = {
-    "RAY_AUTH_MODE": "token",
-    "RAY_worker_niceness": "0",
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-}
+EXPLICIT = {"RAY_AUTH_MODE": "token", "RAY_worker_niceness": "0", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
 
 
 def documents(*paths: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -42,7 +38,6 @@ def documents(*paths: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def cluster(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the cluster inside a manifest of any kind."""
     spec: dict[str, Any] = document["spec"]
     where = {"RayService": "rayClusterConfig", "RayJob": "rayClusterSpec"}.get(document["kind"])
     return spec[where] if where else spec
@@ -175,9 +170,7 @@ def doors(document: dict[str, Any]) -> list[DoorConfig]:
 
 class TestServe:
     @SERVICES
-    def test_serve_reads_all_of_the_config_and_several_models_have_a_door(
-        self, document: dict[str, Any]
-    ) -> None:
+    def test_serve_reads_everything_and_several_have_a_door(self, document: dict[str, Any]) -> None:
         from ray.serve.schema import ServeDeploySchema
 
         config = serve_config(document)
@@ -188,9 +181,7 @@ class TestServe:
         made: list[AppConfig | DoorConfig] = [*configs(document), *doors(document)]
         assert len(made) == len(apps) == len({app["route_prefix"] for app in apps})
         assert {each.api_key_env for each in made} <= known
-        several = {
-            app["args"]["model_loading_config"]["model_id"]: app["name"] for app in apps[:-1]
-        }
+        several = {a["args"]["model_loading_config"]["model_id"]: a["name"] for a in apps[:-1]}
         assert [door.models for door in doors(document)] == [several] * (len(apps) > 1)
 
     @SERVICES

@@ -41,9 +41,7 @@ def test_servers_that_start_at_once_share_no_port() -> None:
         for server in servers:
             server.stdin.write("go\n")
             server.stdin.flush()
-        blocks, claims = (
-            [server.stdout.readline().strip() for server in servers] for _ in range(2)
-        )
+        blocks, claims = ([each.stdout.readline().strip() for each in servers] for _ in range(2))
     assert len(set(blocks)) == len(servers), blocks
     assert claims.count("claimed") == 1 and sum("in use" in claim for claim in claims) == 3
 

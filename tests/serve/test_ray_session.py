@@ -74,9 +74,7 @@ def test_a_ray_that_was_too_slow_is_started_once_more_without_the_first(
             part.wait()
 
 
-def test_the_token_is_private_before_ray_starts_and_other_failures_are_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_token_is_private_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When Ray runs, others could use a token that they can read."""
     token = tmp_path / ".ray/auth_token"
     token.parent.mkdir()

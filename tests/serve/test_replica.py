@@ -13,9 +13,7 @@ from tests.helpers.recorder import Recorder
 
 
 @pytest.mark.usefixtures("stored")
-async def test_a_replica_fetches_images_from_the_hosts_of_its_configuration(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_replica_fetches_images_of_allowed_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     own = SimpleNamespace(unique_id="own")
     context = SimpleNamespace(replica_id=own, deployment="demo", app_name="demo")
     serve = SimpleNamespace(get_replica_context=lambda: context)

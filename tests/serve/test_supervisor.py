@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,8 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
 from typing import Any
 
 import pytest
+
+from tests.helpers.served import wait_until
 
 SLOW = 20.0  # seconds for what takes one, on a machine that does other things too
 # A server that has started a process of another session, and thrown away its parent.
@@ -62,23 +64,12 @@ def alive(pid: int) -> bool:
     return False
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + SLOW
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 @contextmanager
 def command(body: str, *before: str, same: float = 1.0) -> Iterator[Command]:
     """Run a server whose work is `body`; a signal is the same for so many seconds."""
     arguments = [*before, sys.executable, "-c", SERVER.format(body=body, same=same)]
     with subprocess.Popen(
-        arguments,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdin is not None
         words = process.stdout.readline().split() + process.stdout.readline().split()

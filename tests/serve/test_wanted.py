@@ -11,12 +11,7 @@ from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.serve.wanted import EveryReplica, Record, Wanted
 from diffray.components.checkpoints.update import check_folder
 from diffray.workers.adapters import LoadedAdapters
-from diffray.workers.trainer_orders import (
-    JoinTrainer,
-    Received,
-    ReceiveWeights,
-    TrainerOrder,
-)
+from diffray.workers.trainer_orders import JoinTrainer, Received, ReceiveWeights, TrainerOrder
 from tests.helpers.adapters import Story
 from tests.helpers.recorder import Recorder
 from tests.helpers.tiny import tiny_checkpoint
@@ -26,8 +21,6 @@ pytestmark = pytest.mark.usefixtures("stored")
 
 
 class Engine(Recorder):
-    """An engine that may refuse what it is told."""
-
     refuses = ""
 
     async def update_weights(self, *given: Any, **named: Any) -> str:
@@ -43,8 +36,6 @@ class Engine(Recorder):
 
 
 class Deployment:
-    """Replicas that share a record and reach each other."""
-
     def __init__(self, count: int, model: str | None = None) -> None:
         self.model = model
         self.record = Record("some")
@@ -96,9 +87,7 @@ async def test_all_replicas_get_new_weights_and_later_ones_the_newest() -> None:
         await late.update_weights("/d", version="3")
 
 
-async def test_a_replica_that_no_message_reached_reads_the_record(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_replica_without_messages_reads_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffray.cluster.serve.wanted._LOOK_S", 0.01)
     found = Deployment(2)
     found.deaf = {1}
@@ -112,9 +101,7 @@ async def test_a_replica_that_no_message_reached_reads_the_record(
     assert found.engines[1].updates == found.engines[0].updates
 
 
-async def test_operators_at_two_replicas_end_with_the_same_weights(
-    stored: dict[bytes, bytes],
-) -> None:
+async def test_operators_at_two_replicas_agree(stored: dict[bytes, bytes]) -> None:
     found = Deployment(3)
     names = [f"v{at}" if at % 2 else None for at in range(9)]
     made = await asyncio.gather(
@@ -229,9 +216,7 @@ async def test_all_replicas_take_their_ranks_of_a_trainer_s_group() -> None:
     assert found.engines[0].orders[-1] == TrainerOrder("g")
 
 
-async def test_what_does_not_fit_or_reaches_no_replica_is_not_wanted(
-    stored: dict[bytes, bytes],
-) -> None:
+async def test_misfits_and_what_reaches_none_are_not_wanted(stored: dict[bytes, bytes]) -> None:
     found = Deployment(2)
     found.wrong["/b"] = "head is [3, 4], not [64, 16]"
     with pytest.raises(ValueError, match="head is"):

@@ -85,7 +85,6 @@ AMPERE_SPILLS = {
 
 
 def compiled(capability: int, variants: list[str], path: Path) -> list[dict[str, Any]]:
-    """Compile the variants of these names in another process, where Triton is not interpreted."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     pattern = "^(" + "|".join(variants) + ")$"
     command = [sys.executable, "-m", "benchmarks.gpu.compile_kernels", "--variant", pattern]

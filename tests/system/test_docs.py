@@ -1,4 +1,4 @@
-"""The documents are right: examples run, tables and paths are those of the code."""
+"""The documents are right: examples and the notebook run, tables and paths are the code's."""
 
 import ast
 import json
@@ -59,7 +59,6 @@ pytestmark = pytest.mark.skipif(
 
 
 def blocks(document: Path, language: str) -> list[str]:
-    """Return the fenced blocks of one language."""
     return re.findall(rf"```{language}\n(.*?)```", document.read_text(), re.DOTALL)
 
 
@@ -202,18 +201,11 @@ def test_example_model_loads_and_writes(tmp_path: Path, monkeypatch: pytest.Monk
     names = run_blocks(ROOT / "docs/add-a-model.md", "unused")
     monkeypatch.setitem(ARCHITECTURES, "SmallForDiffusion", names["build_small"])
     config = {
-        "architectures": ["SmallForDiffusion"],
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 64,
-        "max_position_embeddings": 256,
-        "rope_theta": 10000.0,
-        "mask_token_id": 62,
-        "eos_token_id": 63,
-    }
+        "architectures": ["SmallForDiffusion"], "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 64, "max_position_embeddings": 256, "rope_theta": 10000.0,
+        "mask_token_id": 62, "eos_token_id": 63,
+    }  # fmt: skip
     torch.manual_seed(0)
     parts = names["build_small"](config, Mesh(), torch.float32).parts(set())
     weights = {name: torch.randn(part.shape) * 0.3 for name, part in parts.items()}
@@ -221,28 +213,49 @@ def test_example_model_loads_and_writes(tmp_path: Path, monkeypatch: pytest.Monk
     save_file(weights, tmp_path / "model.safetensors")
     with DiffusionLLM(str(tmp_path), dtype="float64") as llm:
         (cached,) = llm.generate([1, 2, 3])
-        (recomputed,) = llm.generate(
-            [1, 2, 3], SamplingParams(diffusion={"cache": {"kind": "none"}})
-        )
+        (recomputed,) = llm.generate([1, 2, 3], SamplingParams(diffusion={"cache": "none"}))
     assert cached.outputs[0].token_ids == recomputed.outputs[0].token_ids
 
 
 @pytest.mark.parametrize("document", [README, *DOCS], ids=lambda path: path.name)
-class TestReferences:
-    def test_links_lead_somewhere(self, document: Path) -> None:
-        links = re.findall(r"\]\((?!https://)([^)#]+)(?:#[^)]*)?\)", document.read_text())
-        gone = [link for link in links if not (document.parent / link).exists()]
-        assert gone == []
+def test_references_lead_somewhere_and_no_machine_is_named(document: Path) -> None:
+    text = document.read_text()
+    links = re.findall(r"\]\((?!https://)([^)#]+)(?:#[^)]*)?\)", text)
+    assert [link for link in links if not (document.parent / link).exists()] == []
+    outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    paths = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+)`", outside)
+    made_up = {"components/decoders/top_n.py", "components/models/small.py", "workers/worker.py"}
+    assert [path for path in paths if not (ROOT / path).exists() and path not in made_up] == []
+    assert text.isascii() and not re.search(r"/(root|home|work)/", text)
 
-    def test_paths_exist(self, document: Path) -> None:
-        text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
-        paths = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+)`", text)
-        expected = {"components/decoders/top_n.py", "components/models/small.py"}
-        expected |= {"workers/worker.py"}
-        gone = [path for path in paths if not (ROOT / path).exists() and path not in expected]
-        assert gone == []
 
-    def test_text_is_ascii_and_names_no_machine(self, document: Path) -> None:
-        text = document.read_text()
-        assert text.isascii()
-        assert not re.search(r"/(root|home|work)/", text)
+def code_cells() -> list[str]:
+    cells = json.loads((ROOT / "examples/denoising.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
+    return ["".join(cell["source"]) for cell in code]
+
+
+def shown(source: str, space: dict[str, Any]) -> str:
+    """Run a cell as a notebook does; return how its last expression is displayed, if it has one."""
+    body = ast.parse(source)
+    last = body.body[-1]
+    if not isinstance(last, ast.Expr):
+        exec(compile(body, "cell", "exec"), space)
+        return ""
+    del body.body[-1]
+    exec(compile(body, "cell", "exec"), space)
+    value = eval(compile(ast.Expression(last.value), "cell", "eval"), space)
+    html = getattr(value, "_repr_html_", None)
+    return str(html()) if html is not None else repr(value)
+
+
+def test_the_notebook_runs_and_shows_the_denoising(capsys: pytest.CaptureFixture[str]) -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    displayed = [shown(source, space) for source in code_cells()]
+    assert displayed[0].startswith("DiffusionLLM('demo', dtype=")
+    pictures = [html for html in displayed if "data:image/svg+xml" in html]
+    assert len(pictures) == 2 and all(len(html) < 200_000 for html in pictures)
+    assert "tokens each" in capsys.readouterr().out
+    masks = ast.literal_eval(displayed[4])
+    assert masks == sorted(masks, reverse=True) and masks[-1] == 0 and len(masks) > 5

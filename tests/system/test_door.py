@@ -39,6 +39,9 @@ from tests.helpers.served import (
 pytestmark = pytest.mark.long
 
 
+TOO_MANY = {"model": "demo", "max_tokens": 5000, "strict_max_tokens": True}
+
+
 def replicas_of(served: Served, model: str) -> list[int]:
     name = f"ray::ServeReplica:{model}:Replica"
     return [pid for pid, line in served.processes().items() if line.split()[0] == name]
@@ -69,10 +72,7 @@ def test_tokens_are_those_of_the_named_model(served: Served) -> None:
         ({"model": None}, 400, "missing_required_parameter", "`demo`, `demo-llada2`"),
         ({"model": 7}, 400, "invalid_value", "`demo`, `demo-llada2`"),
         ({"model": "gpt"}, 404, "model_not_found", "`gpt` does not exist; these do: `demo`, "),
-        (
-            {"model": "demo", "max_tokens": 5000, "strict_max_tokens": True},
-            *(400, "context_length_exceeded", "5000"),
-        ),
+        (TOO_MANY, 400, "context_length_exceeded", "5000"),
         ({"model": "demo", "max_token": 5}, 400, None, "max_token"),
     ],
 )
@@ -113,7 +113,6 @@ def test_metrics_and_load_are_those_of_all_replicas_of_all_models(served: Served
 
 
 def operated(served: Served, path: str, **body: Any) -> httpx2.Response:
-    """Ask what only an operator may, and check that a client may not."""
     url = f"{served.url}{path}"
     assert httpx2.post(url, json=body, headers=HEADERS).status_code == 403
     return httpx2.post(url, json=body, headers=OPERATES, timeout=PATIENCE_S)
@@ -131,7 +130,6 @@ def version_of(answer: httpx2.Response) -> str:
 
 
 def of_replicas(served: Served, name: str, model: str = "demo") -> dict[str, int]:
-    """Return a metric of each replica of a model."""
     return {
         sample.labels["replica"]: int(sample.value)
         for sample in served.samples()
@@ -139,14 +137,7 @@ def of_replicas(served: Served, name: str, model: str = "demo") -> dict[str, int
     }
 
 
-def updates(served: Served) -> dict[str, int]:
-    """Return how often the weights of each replica of `demo` were replaced."""
-    return of_replicas(served, "num_weight_updates_total")
-
-
-def test_no_answer_under_load_is_by_two_versions_of_the_weights(
-    served: Served, tmp_path: Path
-) -> None:
+def test_no_answer_is_by_two_versions_of_the_weights(served: Served, tmp_path: Path) -> None:
     """Clients ask both replicas all along, and every answer is whole by the version it names."""
     old = demo_path("demo")
     assert old is not None
@@ -234,10 +225,13 @@ def test_an_adapter_is_a_model_behind_the_door(served: Served, tmp_path: Path) -
 
 def test_a_replica_that_starts_later_has_them_too(served: Served) -> None:
     update(served, "later")
-    before = updates(served)
+    before = of_replicas(served, "num_weight_updates_total")
     os.kill(replicas_of(served, "demo")[0], signal.SIGKILL)
     end = time.monotonic() + PATIENCE_S
-    while len(found := updates(served)) < 2 or found.keys() == before.keys():
+    while (
+        len(found := of_replicas(served, "num_weight_updates_total")) < 2
+        or found.keys() == before.keys()
+    ):
         assert time.monotonic() < end, found
         time.sleep(0.2)
     assert min(found.values()) == 1

@@ -11,9 +11,11 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -87,30 +89,24 @@ def test_what_is_missing_is_named_in_one_sentence(
     assert "nowhere has no NAME_experts.py" in refusal(yardstick, "--from", nowhere)
 
 
-def checked(name: str, kernels: Kernels) -> dict[str, bool]:
-    every = listed([name], [WORK], [torch.float32])
-    return {which.kernel: check(which, DEVICE, kernels)["right"] for which in every}
+def test_the_check_tells_right_kernels_from_wrong_ones() -> None:
+    def flipped(*args: Any) -> Routing:
+        return Routing(TORCH.softmax_router(*args).ids_TK.flip(1), TORCH.softmax_router(*args)[1])
 
+    def wrong_ones(name: str, kernels: Kernels) -> set[str]:
+        every = listed([name], [WORK], [torch.float32])
+        wanted = {"add_norm", "rms_norm", "rotate_and_store", "paged_attention", "confidence"}
+        assert wanted <= {which.kernel for which in every}
+        return {each.kernel for each in every if not check(each, DEVICE, kernels)["right"]}
 
-@pytest.mark.parametrize("name", ["toy-dense", "toy-grouped"])
-def test_the_check_passes_what_is_right(name: str) -> None:
-    right = checked(name, triton_kernels())
-    assert all(right.values()), right
-    wanted = {"add_norm", "rms_norm", "rotate_and_store", "paged_attention", "confidence"}
-    assert wanted <= right.keys()
-
-
-def test_the_check_finds_what_is_wrong() -> None:
-    right = TORCH
-    wrong = right._replace(
-        rms_norm=lambda x, weight, eps: right.rms_norm(x, weight, eps) * 1.01,
-        paged_attention=lambda *args: right.paged_attention(*args) * torch.nan,
-        softmax_router=lambda *args: Routing(
-            right.softmax_router(*args).ids_TK.flip(1), right.softmax_router(*args).weights_TK
-        ),
+    assert wrong_ones("toy-dense", triton_kernels()) == set()
+    assert wrong_ones("toy-grouped", triton_kernels()) == set()
+    wrong = TORCH._replace(
+        rms_norm=lambda x, weight, eps: TORCH.rms_norm(x, weight, eps) * 1.01,
+        paged_attention=lambda *args: TORCH.paged_attention(*args) * torch.nan,
+        softmax_router=flipped,
     )
-    found = {kernel for kernel, right in checked("toy-moe", wrong).items() if not right}
-    assert found == {"rms_norm", "paged_attention", "router"}
+    assert wrong_ones("toy-moe", wrong) == {"rms_norm", "paged_attention", "router"}
 
 
 MANY_EXPERTS = Shape(4, 64, 4, 4, 16, 16, True, 0, 300, 0, Sparse(64, 8, 16, 0, 0, 0, 0))
@@ -131,12 +127,7 @@ def test_a_scripted_generation_takes_the_steps_it_was_asked_for(name: str) -> No
     argv = "--device cpu --dtype float32 --kernels torch --prompt 9 --tokens 31 --block 8"
     argv += f" --runs 1 --rows 1 3 --rate 3.87 --decoder fixed credit --shape {name}"
     rows = [case() for case in generate.plan(generate.parser().parse_args(argv.split())).values()]
-    assert [(row["rows"], row["decoder"]) for row in rows] == [
-        (1, "fixed"),
-        (1, "credit"),
-        (3, "fixed"),
-        (3, "credit"),
-    ]
+    assert [(r["rows"], r["decoder"]) for r in rows] == [*product((1, 3), ("fixed", "credit"))]
     for row in rows:
         # Eight steps; a block-causal model's first block begins in the prompt and is one more.
         assert row["forwards"] == rows[0]["forwards"] and row["forwards"] in (8, 9)
@@ -146,24 +137,17 @@ def test_a_scripted_generation_takes_the_steps_it_was_asked_for(name: str) -> No
 
 
 @pytest.mark.parametrize("cache", ["dual", "vicinity"])
-def test_as_many_steps_run_everything_as_is_predicted(
-    cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_full_steps_run_as_predicted(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six in each block."""
     shape, prompt, tokens, block = TOY["toy-moe"], 64, 96, 12
     model = random_model(shape, 256, 256, torch.device("cpu"), TORCH, "float32")
     engine = random_engine(model, max_num_seqs=1)
-    lengths: list[int] = []
-    forward = model.forward
-
-    def noted(x_TH: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        lengths.append(len(x_TH))
-        return forward(x_TH, *args, **options)
-
-    monkeypatch.setattr(model, "forward", noted)
+    forward = Mock(side_effect=model.forward)
+    monkeypatch.setattr(model, "forward", forward)
     request = scripted(0, shape, prompt, tokens, 6 * tokens // block, block, cache)
     for _ in run_to_the_end(engine, [request]):
         pass
+    lengths = [len(call.args[0]) for call in forward.call_args_list]
     text = Text(1, 6, cache, "bfloat16", prompt, tokens, block)
     assert lengths.count(prompt + tokens) == text.over_everything
     assert len(lengths) == 6 * tokens // block
@@ -213,9 +197,7 @@ def test_what_bring_up_chose_is_measured_and_the_default_beside_it(chosen: Path)
     assert choices.right_variants(chosen, "toy-moe") == ["softmax_router triton fused"]
 
 
-def test_kernels_are_checked_in_the_variants_of_the_run(
-    chosen: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_checked_as_they_run(chosen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_kernels, "WORKS", (WORK,))
     ran: dict[str, set[str]] = {}
     for wanted in ("used", "right"):
@@ -233,22 +215,16 @@ def test_kernels_are_checked_in_the_variants_of_the_run(
     }
 
 
-def test_a_text_is_generated_with_what_was_chosen(
-    chosen: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_are_of_the_chosen_variants(chosen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the prediction, too: it is by the variants that ran."""
-    handed: list[Choices] = []
-
-    def noted(_wish: str, _device: Any, _dtype: Any, found: Choices) -> Kernels:
-        handed.append(found)
-        return TORCH
-
-    monkeypatch.setattr(generate, "choose_kernels", noted)
+    choose_kernels = Mock(return_value=TORCH)
+    monkeypatch.setattr(generate, "choose_kernels", choose_kernels)
     argv = "--device cpu --dtype float32 --prompt 9 --tokens 15 --block 8 --runs 1 --rate 3.87"
     argv += f" --shape toy-moe --choices {chosen}"
     cases = generate.plan(generate.parser().parse_args(argv.split()))
     kinds = [case()["variants"] for case in cases.values()]
     assert kinds == ["chosen", "default"]
+    handed = [call.args[3] for call in choose_kernels.call_args_list]
     assert [bool(found.chosen) for found in handed] == [True, False]
 
 
@@ -306,8 +282,6 @@ def test_they_need_no_more_than_they_say(code: str, missing: set[str]) -> None:
 
 
 class Aborting(Choices):
-    """Chooses the variant that aborts."""
-
     def pick(self, kernel: str, shape: Any, variants: Sequence[Variant]) -> Variant:
         return next(each for each in variants if each.name == "crash")
 
@@ -406,9 +380,7 @@ class TestCheckEngine:
         assert report["program"] == "check_engine"
 
     @pytest.mark.parametrize("family", MASKED)
-    def test_the_longest_case_of_each_family_fits(
-        self, family: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_longest_cases_fit(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
         longest = max(cases_of(family), key=lambda case: len(case["prompt"]) + case["gen_length"])
         monkeypatch.setattr(engine_checks, "cases_of", lambda _: [longest])
         way = engine_checks.Way("float32", "torch", None)
@@ -433,6 +405,15 @@ class TestCheckEngine:
         forward = Recorded.forward
         monkeypatch.setattr(Recorded, "forward", lambda recorded: forward(recorded) * 1.1)
         assert engine_checks.check_logits("llada_moe", cpu)["right"] is False
+
+
+RUNNER = """
+from benchmarks.gpu import __main__ as all_of_them
+all_of_them.RUNS = all_of_them.Run(*{run}),
+all_of_them.need_cuda = lambda: None
+{more}
+all_of_them.main()
+"""
 
 
 class TestAllOfThem:
@@ -486,16 +467,9 @@ class TestAllOfThem:
         assert sorted(file.name for file in tmp_path.iterdir()) == ["kernels.json", "summary.txt"]
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_a_run_that_is_ended_packs_what_it_has(
-        self, number: signal.Signals, tmp_path: Path
-    ) -> None:
-        code = """
-from benchmarks.gpu import __main__ as all_of_them
-all_of_them.RUNS = all_of_them.Run("fine", "check_engine", "--device cpu", 300),
-all_of_them.need_cuda = lambda: None
-all_of_them.main()
-"""
+    def test_an_ended_run_packs_what_it_has(self, number: signal.Signals, tmp_path: Path) -> None:
         out = tmp_path / "results"
+        code = RUNNER.format(run=("fine", "check_engine", "--device cpu", 300), more="")
         command = [sys.executable, "-c", code, "--out", str(out)]
         status, told = ended_at_the_first_row(command, out / "fine.json", number)
         assert status == 1 and "ended before it was done" in told
@@ -507,15 +481,10 @@ all_of_them.main()
         assert "ended before it was done" in (unpacked / "summary.txt").read_text()
 
     def test_a_program_ends_with_a_runner_that_is_killed(self, tmp_path: Path) -> None:
-        code = """
-import sys
-from benchmarks.gpu import __main__ as all_of_them
-sleeps = "import os, time, pathlib as p; p.Path('pid').write_text(str(os.getpid())); time.sleep(99)"
-all_of_them.RUNS = all_of_them.Run("asleep", "check_engine", "", 99),
-all_of_them.command = lambda _: [sys.executable, "-c", sleeps]
-all_of_them.need_cuda = lambda: None
-all_of_them.main()
-"""
+        sleeps = "import os, time, pathlib; pathlib.Path('pid').write_text(str(os.getpid()))"
+        asleep = [sys.executable, "-c", f"{sleeps}; time.sleep(99)"]
+        more = f"all_of_them.command = lambda _: {asleep}"
+        code = RUNNER.format(run=("asleep", "check_engine", "", 99), more=more)
         command = [sys.executable, "-c", code, "--out", str(tmp_path / "results")]
         paths = os.environ | {"PYTHONPATH": str(ROOT)}
         with subprocess.Popen(command, cwd=tmp_path, env=paths) as runner:
@@ -528,26 +497,23 @@ all_of_them.main()
         while program.exists() and "Z" not in (program / "stat").read_text().split()[2]:
             time.sleep(0.1)
 
-    def test_a_program_that_fails_or_takes_too_long_is_said_to(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+    def test_program_ends_are_told(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         reports_and_hangs = """
 import json, pathlib, sys, time
 report = {"complete": False, "cases": 9, "wrong": 0, "verdicts": ["met"], "rows": [{"case": "a"}]}
 pathlib.Path(sys.argv[sys.argv.index("--out") + 1]).write_text(json.dumps(report))
 time.sleep(600)
 """
-        told = []
-        for code in ("raise SystemExit(2)", "import not_here", reports_and_hangs):
-            command = [sys.executable, "-c", code]
-            monkeypatch.setattr(all_of_them, "command", lambda _, command=command: command)
+        missing = "ModuleNotFoundError: No module named 'not_here'"
+        for code, said in (
+            ("raise SystemExit(2)", "FAILED (2), no report: it printed nothing"),
+            ("import not_here", f"FAILED (1), no report: {missing}"),
+            (reports_and_hangs, "out of time; INCOMPLETE: 1 of 9 cases; met"),
+        ):
+            command = Mock(return_value=[sys.executable, "-c", code])
+            monkeypatch.setattr(all_of_them, "command", command)
             run = all_of_them.Run("run", "check_engine", "", 1)
-            told.append(all_of_them.carry_out(run, 10, tmp_path).split(" s  ", 1)[1])
-        assert told == [
-            "FAILED (2), no report: it printed nothing",
-            "FAILED (1), no report: ModuleNotFoundError: No module named 'not_here'",
-            "out of time; INCOMPLETE: 1 of 9 cases; met",
-        ]
+            assert all_of_them.carry_out(run, 10, tmp_path).endswith(f" s  {said}")
 
     def test_steps_are_judged_in_the_chosen_variants_each_with_its_like(self) -> None:
         """Chosen ones come first; of int8 there are only defaults, compared with the default."""
@@ -614,9 +580,7 @@ def experts_forward(x, w31, w2, ids, weights, config):
 """
 
 
-def test_the_yardstick_judges_what_it_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_yardstick_judges_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stand_in_experts.py").write_text(STAND_IN)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(yardstick, "ceilings", lambda: Ceilings(1e9, 1e12))
@@ -638,3 +602,16 @@ def test_the_yardstick_judges_what_it_times(
 def timed_once(run: Callable[[], object]) -> float:
     run()
     return 1e-3
+
+
+@pytest.mark.timeout(600)  # it installs torch
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it runs")
+def test_the_first_run_is_rehearsed_with_the_packages_of_a_lent_machine() -> None:
+    """It lists its cases, compiles its kernels, and packs what it has."""
+    make = ["make", "--no-print-directory", "gpu-dry", f"VENV={sys.prefix}"]
+    made = subprocess.run(make, cwd=ROOT, capture_output=True, text=True)
+    assert made.returncode == 0, made.stdout + made.stderr
+    for told in ("check_kernels      192 cases", "generate_toy", "gpu/check_engine_cpu.json"):
+        assert told in made.stdout
+    compiled = json.loads((ROOT / "build/gpu-dry/compiled.json").read_text())
+    assert compiled["facts"]["triton"] == "3.6.0" and len(compiled["kernels"]) > 50

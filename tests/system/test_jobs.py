@@ -1,7 +1,6 @@
 """A cluster as a team uses it: a model deployed from a file, and a batch as a job beside it."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -45,23 +44,18 @@ REQUESTS = [
 
 @pytest.fixture(scope="module")
 def dashboard() -> Iterator[str]:
-    """Start a Ray with its dashboard, which takes jobs and deployments."""
     port = free_port()
     with local_cluster([{"num_cpus": 4, "include_dashboard": True, "dashboard_port": port}]):
         yield f"http://127.0.0.1:{port}"
 
 
 def run(*command: str, folder: Path) -> str:
-    """Run a command and return what it says; fails with that where it fails."""
-    ended = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, env=os.environ
-    )
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout + ended.stderr
 
 
 def wait_for(wanted: str) -> Any:
-    """Wait until the application is in this state, and return its status."""
     end = time.monotonic() + PATIENCE_S
     while (found := serve.status().applications.get("demo")) is None or found.status != wanted:
         assert found is None or found.status in ("NOT_STARTED", "DEPLOYING"), found

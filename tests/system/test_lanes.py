@@ -24,7 +24,6 @@ TREE = {
 
 
 def run(folder: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
-    """Run pytest on files; return its exit status and what it printed."""
     (folder / "tests").mkdir(exist_ok=True)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n  long\n  core\n  rotate\n")
     for name, text in files.items():
@@ -97,9 +96,7 @@ def test_a_change_is_what_git_says(tmp_path: Path) -> None:
     assert status == pytest.ExitCode.USAGE_ERROR and "--since nowhere: " in said
 
 
-def test_each_test_has_a_time_limit_and_one_that_computes_for_long_is_marked(
-    tmp_path: Path,
-) -> None:
+def test_each_test_has_a_limit_and_long_computing_needs_a_mark(tmp_path: Path) -> None:
     limits = "lanes.LIMIT_S['quick'] = 2\nlanes.QUICK_CPU_S = 0.05\n"
     files = {
         "conftest.py": f"from tests.helpers import lanes\n{limits}",

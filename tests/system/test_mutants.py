@@ -76,9 +76,7 @@ def test_faults_that_tests_notice_are_told_from_others(tmp_path: Path) -> None:
     assert "count > most" in (tree / "limits.py").read_text(), "only copies change"
 
 
-def test_tests_that_fail_without_a_fault_and_rules_that_fit_nothing_are_errors(
-    tmp_path: Path,
-) -> None:
+def test_failing_tests_and_rules_that_fit_nothing_are_errors(tmp_path: Path) -> None:
     tree = made_up(tmp_path, [*FAULTS, ("one too many", "nowhere", "somewhere")])
     found = complaints(read_rules(tree), tree)
     assert "'one too many' is the name of 2 rules" in found

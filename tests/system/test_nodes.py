@@ -140,12 +140,9 @@ def test_a_replica_that_no_node_can_hold_spans_nodes_and_answers_the_same(url: s
 def scaled(url: str) -> Iterator[str]:
     """Start a model with one replica that soon becomes three under load, and soon one again."""
     scaling = {
-        "max_replicas": 3,
-        "target_ongoing_tokens": 400,
-        "upscale_delay_s": 0,
-        "downscale_delay_s": 1,
-        "look_back_period_s": 10.1,
-    }
+        "max_replicas": 3, "target_ongoing_tokens": 400, "upscale_delay_s": 0,
+        "downscale_delay_s": 1, "look_back_period_s": 10.1,
+    }  # fmt: skip
     many = application(
         "many",
         engine_kwargs={"dtype": "float32", "max_num_seqs": 4},
@@ -197,7 +194,6 @@ def text() -> str:
 
 
 def streamed(url: str, name: str) -> tuple[str, str]:
-    """Return the text of a stream, and how it ended."""
     body = {"model": name, "messages": MESSAGES} | LONG
     *pieces, end = pieces_of(f"{url}/{name}/v1/chat/completions", body, {})
     return "".join(pieces), end
@@ -249,7 +245,6 @@ def total(series: Series, name: str) -> float:
 
 
 def answered(series: Series) -> set[str]:
-    """Return the replicas that have answered a request."""
     return {
         dict(labels)["replica"]
         for (name, labels), value in series.items()
@@ -285,9 +280,7 @@ def test_counters_are_those_of_all_replicas(url: str, served: str) -> None:
         assert total(scrapes[-1], name) - total(scrapes[0], name) == grown, name
 
 
-def test_a_replica_that_hangs_is_killed_and_what_it_was_asked_is_answered(
-    url: str, served: str, text: str
-) -> None:
+def test_what_a_hung_replica_was_asked_is_answered(url: str, served: str, text: str) -> None:
     """Its coordinator ends it; Serve itself would wait for three checks of health and more."""
     hung = next(iter(alive("ServeReplica:two")))
     with ThreadPoolExecutor(8) as pool:

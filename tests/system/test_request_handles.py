@@ -24,9 +24,7 @@ from tests.helpers.paths import ROOT
 pytestmark = pytest.mark.long
 
 DEPLOY = ROOT / "docs/deploy.md"
-MESSAGES = [
-    {"role": "user", "content": "Tom buys 3 pens for 4 dollars each. How much does he pay?"}
-]
+MESSAGES = [{"role": "user", "content": "Al buys 3 pens for 4 dollars each. How much does he pay?"}]
 ENGINE = {"dtype": "float64", "max_num_seqs": 2}
 LONG = SamplingParams(
     max_tokens=256,
@@ -55,9 +53,7 @@ def plain() -> Iterator[DiffusionLLM]:
         yield llm
 
 
-async def test_an_application_answers_as_a_model_of_this_process(
-    application_name: str, plain: DiffusionLLM
-) -> None:
+async def test_an_application_is_a_model(application_name: str, plain: DiffusionLLM) -> None:
     params = SamplingParams(max_tokens=64, n=2, temperature=0.8, seed=2, logprobs=True)
 
     llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
@@ -78,14 +74,11 @@ async def test_an_application_answers_as_a_model_of_this_process(
 
 
 async def ongoing(name: str) -> float:
-    """Return how many tokens the application's requests may still generate."""
     stats = await serve.get_app_handle(name).record_autoscaling_stats.remote()
     return float(stats[ONGOING_TOKENS])
 
 
-async def test_blocks_are_followed_and_cancelled_requests_free_their_place(
-    application_name: str,
-) -> None:
+async def test_blocks_are_followed_and_cancelling_frees_places(application_name: str) -> None:
     llm = AsyncDiffusionLLM(serve.get_app_handle(application_name))
     handles = [await llm.submit("Tom", LONG) for _ in range(3)]
     seen = set()

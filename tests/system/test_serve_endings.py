@@ -28,13 +28,11 @@ route_prefix: /wide
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """Start a cluster of one node, and say where it is."""
     with local_cluster([{"num_cpus": 4}]):
         yield ray.get_runtime_context().gcs_address
 
 
 def first_text(served: ServeProcess, **options: Any) -> str:
-    """Ask for a stream, and return its first piece once it is there."""
     with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         stream = client.chat.completions.create(
             model="demo", messages=MESSAGES, stream=True, **options
@@ -46,7 +44,6 @@ def first_text(served: ServeProcess, **options: Any) -> str:
 
 
 def status(address: str) -> str:
-    """Return what `diffray status` says."""
     command = [str(Path(sys.executable).parent / "diffray"), "status", "--address", address]
     ended = subprocess.run(
         command, env=os.environ | SETTINGS, capture_output=True, text=True, timeout=120
@@ -56,7 +53,6 @@ def status(address: str) -> str:
 
 
 def replicas() -> list[str]:
-    """Return the classes of the replicas' actors that live."""
     kinds = ("ServeReplica", "Coordinator", "Worker")
     living = (a["ActorClassName"] for a in actors().values() if a["State"] == "ALIVE")
     return [name for name in living if name.startswith(kinds)]

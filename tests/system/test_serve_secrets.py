@@ -101,10 +101,7 @@ def test_status_reaches_a_ray_that_is_on_this_machine_alone(running: ServeProces
     assert found is not None, running.said
     diffray, _ = serve_command()
     told = subprocess.run(
-        [diffray, "status", "--address", found[1]],
-        env=environment(running.folder),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+        [diffray, "status", "--address", found[1]], env=environment(running.folder),
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
     assert f"demo: RUNNING at {running.url}/v1" in told.stdout, told.stderr

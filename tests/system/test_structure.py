@@ -69,9 +69,7 @@ FORBIDDEN: list[tuple[tuple[str, ...], str, set[str]]] = [
 
 
 @pytest.mark.parametrize(("rooms", "module", "allowed"), FORBIDDEN)
-def test_a_module_is_named_only_where_it_belongs(
-    rooms: tuple[str, ...], module: str, allowed: set[str]
-) -> None:
+def test_modules_stay_in_place(rooms: tuple[str, ...], module: str, allowed: set[str]) -> None:
     found = names if "." in module else imports
     wrong = [
         f"{file} {name}"

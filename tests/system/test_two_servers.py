@@ -23,11 +23,7 @@ pytestmark = pytest.mark.long
 
 KEY = "a-key"
 BODY = json.dumps({"prompt": "hello", "max_tokens": 8})
-ASKED = {
-    ("POST", "/v1/completions"): BODY,
-    ("GET", "/v1/models"): None,
-    ("GET", "/metrics"): None,
-}
+ASKED = {("POST", "/v1/completions"): BODY, ("GET", "/v1/models"): None, ("GET", "/metrics"): None}
 SHARED = {52365}  # Ray's dashboard agent has no other port; it asks for Ray's token
 HAPROXY = "bin/haproxy"
 
@@ -71,7 +67,6 @@ def asking(server: ServeProcess, key: str = "") -> AbstractContextManager[list[A
 
 
 def kill(server: ServeProcess, name: str) -> float:
-    """Kill all processes of this name; returns when."""
     pids = [pid for pid, line in server.processes().items() if name in line]
     assert pids, f"nothing runs as {name}"
     for pid in pids:
@@ -80,7 +75,6 @@ def kill(server: ServeProcess, name: str) -> float:
 
 
 def wait_until_answered(answers: list[Answer], since: float, count: int = 9) -> None:
-    """Wait until the last answers are all good again."""
     end = time.monotonic() + 150
     while True:
         last = [each for each in answers[-count:] if each.asked > since]
@@ -111,7 +105,6 @@ def test_no_port_is_shared(servers: tuple[ServeProcess, ServeProcess]) -> None:
 
 
 def longest_refusal(answers: list[Answer]) -> float:
-    """Return the longest time in which no connection was answered, in seconds."""
     longest, begin = 0.0, None
     for each in answers:
         if each.status:
@@ -125,9 +118,7 @@ def longest_refusal(answers: list[Answer]) -> float:
 @pytest.mark.parametrize(
     "name", ["ray::ServeReplica", HAPROXY, "ray::HAProxyManager", "ray::ProxyActor"]
 )
-def test_whatever_dies_each_answers_its_own_clients(
-    servers: tuple[ServeProcess, ServeProcess], name: str
-) -> None:
+def test_deaths_mix_up_no_clients(servers: tuple[ServeProcess, ServeProcess], name: str) -> None:
     one, two = servers
     with asking(one) as ones, asking(two, KEY) as twos:
         wait_until_answered(ones, 0.0)
@@ -142,9 +133,7 @@ def test_whatever_dies_each_answers_its_own_clients(
     assert all(each.status == 200 for each in twos)
 
 
-def test_while_one_ends_its_clients_are_not_sent_away(
-    servers: tuple[ServeProcess, ServeProcess],
-) -> None:
+def test_an_ending_server_sends_none_away(servers: tuple[ServeProcess, ServeProcess]) -> None:
     one, two = servers
     with asking(one) as ones, asking(two, KEY) as twos:
         wait_until_answered(ones, 0.0)

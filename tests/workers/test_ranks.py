@@ -67,7 +67,6 @@ def test_ranks_find_what_one_finds(
         logits_TV = torch.cat([part.logits_TV for part in parts], dim=1)
         torch.testing.assert_close(logits_TV, whole.logits_TV, rtol=0, atol=1e-9)
         for part in parts:
-            assert part.agreed, case
             assert part.tokens == whole.tokens, case
             assert part.steps == whole.steps, case
             assert part.cached == whole.cached == (32 if CAUSAL.search(case.model) else 0)
@@ -75,7 +74,6 @@ def test_ranks_find_what_one_finds(
                 assert part.logprobs[uid] == pytest.approx(logprobs, abs=1e-6)
     # In lower precision the sums of other parts may round to other tokens, but alike on all ranks.
     for found, _ in ranks:
-        assert found[-1].agreed
         assert found[-1].tokens == ranks[0][0][-1].tokens
     position = 2 * 6 * 4 * 32 * 4 // size  # bytes: keys and values, layers, heads, size, float32
     assert {pages for _, pages in ranks} == {(1 << 20) // (16 * position) + 1}
@@ -90,7 +88,6 @@ def test_ranks_keep_quantized_kv_as_one_does() -> None:
     for number, case in enumerate(cases):
         whole = run_case(Mesh(), case)
         for found, _ in ranks:
-            assert found[number].agreed
             assert (found[number].tokens, found[number].steps) == (whole.tokens, whole.steps)
 
 
@@ -125,7 +122,7 @@ def test_ranks_answer_with_adapters_as_one_does(
 def test_ranks_fill_pinned_canvases_as_one_does(model: str) -> None:
     whole = run_pinned(Mesh(), model)
     for part in on_ranks(2, partial(run_pinned, model=model)):
-        assert part.agreed and part.tokens == whole.tokens
+        assert part.tokens == whole.tokens
         for uid, fields in whole.fields.items():
             for path, (probability, options) in fields.items():
                 assert part.fields[uid][path][0] == pytest.approx(probability, abs=1e-6)
@@ -138,8 +135,7 @@ def test_ranks_draft_and_branch_as_one_does(model: str) -> None:
     whole = run_drafted(Mesh(), model)
     plain = run_drafted(Mesh(), model, speculation=False)
     assert plain.tokens == whole.tokens and plain.forwards > whole.forwards
-    for part in on_ranks(2, partial(run_drafted, model=model)):
-        assert part.agreed and part.tokens == whole.tokens and part.forwards == whole.forwards
+    assert on_ranks(2, partial(run_drafted, model=model)) == [whole] * 2
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ SLOW = SamplingParams(
 def test_tokens_and_steps_are_those_without(kind: str, count: int, seed: int) -> None:
     """Alone, and all together in too few pages."""
     model = ToyModel(**KINDS[kind])
-    requests = draw_requests(count, seed, causal="causal" in kind, shifted="shifted" in kind)
+    requests = draw_requests(count, seed, model.spec)
     drafted = speculating(requests)
     expected: dict[int, list[tuple[int, int]]] = {}
     before = after = 0

@@ -1,8 +1,23 @@
-"""Engines that share K/V among requests, each of which must write what it writes alone."""
+"""Requests that may share K/V in an engine, each of which must write what it writes alone."""
 
+from typing import Any
+
+from diffray.components.params import SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
 from tests.helpers.toy import CountingModel, ToyModel, last_update, run, toy_engine
+
+BLOCK = 16
+
+
+def request(uid: int, prompt: tuple[int, ...], max_tokens: int = 40, **diffusion: Any) -> Request:
+    """Return a request that draws its tokens."""
+    policy: dict[str, Any] = {"block_length": BLOCK, **diffusion}
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=0.9, seed=uid, ignore_eos=True, diffusion=policy
+    )
+    return Request(uid, prompt, params)
+
 
 _ALONE: dict[tuple[object, ...], list[int]] = {}
 

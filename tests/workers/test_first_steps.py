@@ -1,6 +1,7 @@
 """With two-way attention, requests with the same canvas share its first step; no token changes."""
 
 import random
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -141,7 +142,7 @@ def draw_requests(count: int, seed: int) -> list[Request]:
 @pytest.mark.parametrize(
     ("seed", "form", "shift"), [(0, None, 0), (1, Format("uint8"), 0), (0, None, 1)]
 )
-def test_no_token_changes_under_eviction_and_preemption(
+def test_no_token_changes_under_eviction_preemption_and_interrupts(
     seed: int, form: Format | None, shift: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In memory for six or seven canvases, with rounds of several steps.
@@ -158,6 +159,7 @@ def test_no_token_changes_under_eviction_and_preemption(
         return kept[-1]
 
     monkeypatch.setattr(engine.kv.first_steps, "find", noted)
+    assert isinstance(engine.model, CountingModel)
     found: dict[int, list[int]] = {each.uid: [] for each in requests}
     left = [*requests]
     while left or not engine.idle:
@@ -165,25 +167,14 @@ def test_no_token_changes_under_eviction_and_preemption(
             engine.add(left.pop())
         if engine.running and draws.random() < 0.15:
             engine.preempt(draws.choice(engine.running).uid)
-        for update in engine.step(draws.choice([1, 1, 4])):
-            found[update.uid] += update.ids
+        engine.model.fails = draws.random() < 0.1
+        with suppress(KeyboardInterrupt):
+            for update in engine.step(draws.choice([1, 1, 4])):
+                found[update.uid] += update.ids
         pages_are_in_order(engine)
     assert found == {each.uid: alone(engine, each) for each in requests}
     assert any(kept) and not all(kept)
     assert engine.preemptions
-
-
-def test_an_interrupted_first_step_is_run_again() -> None:
-    engine = sharing()
-    assert isinstance(engine.model, CountingModel)
-    requests = [request(uid) for uid in range(3)]
-    for each in requests:
-        engine.add(each)
-    engine.model.fails = True
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
-    assert engine.kv.first_steps.num_pages == 0
-    assert drain(engine) == {each.uid: alone(engine, each) for each in requests}
 
 
 def test_an_approximation_reads_the_whole_pages_of_another_prompt() -> None:

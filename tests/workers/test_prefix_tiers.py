@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,22 +21,15 @@ from diffray.workers.messages import Request, Round
 from diffray.workers.prefix_memory import host_pages_for, settle_host
 from tests.helpers import sharing
 from tests.helpers.paths import GOLDEN
+from tests.helpers.sharing import BLOCK
 from tests.helpers.toy import CountingModel, ScriptedModel, ToyModel, certain, prompt_of, toy_engine
 
-BLOCK, PAGE = 16, 8
+PAGE = 8
 NUM_PAGES = 1 + 20  # a request takes 14; six blocks of it, 12 pages, stay
 PROMPTS = [prompt_of(100, seed=seed) for seed in range(4)]
 
 
-def request(uid: int, prompt: tuple[int, ...], max_tokens: int = 12, seed: int = 0) -> Request:
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=0.9,
-        seed=seed,
-        ignore_eos=True,
-        diffusion={"block_length": BLOCK},
-    )
-    return Request(uid, prompt, params)
+request = partial(sharing.request, max_tokens=12)
 
 
 def engine_of(**options: Any) -> Engine:

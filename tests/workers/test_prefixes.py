@@ -15,25 +15,13 @@ from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Resume, Update
 from tests.helpers.page_owners import pages_are_in_order
 from tests.helpers.paths import GOLDEN
-from tests.helpers.sharing import alone, cached, positions
+from tests.helpers.sharing import BLOCK, alone, cached, positions, request
 from tests.helpers.toy import CountingModel, drain, prompt_of, run, toy_engine
 
 FOLDER = str(GOLDEN / "llada2_moe")
 IDS: dict[str, Any] = {"mask_token_id": 510, "eos_token_id": 511}
-BLOCK = 16
 PROMPT = prompt_of(100)  # six blocks, and a bit of the seventh
 LONG = prompt_of(300, seed=7)  # 18 blocks
-
-
-def request(uid: int, prompt: tuple[int, ...], max_tokens: int = 40, **diffusion: Any) -> Request:
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=0.9,
-        seed=uid,
-        ignore_eos=True,
-        diffusion={"block_length": BLOCK, **diffusion},
-    )
-    return Request(uid, prompt, params)
 
 
 @pytest.mark.parametrize("chunk", [32, 512])

@@ -16,12 +16,7 @@ from diffray.components import mesh as meshes
 from diffray.components.mesh import Mesh
 from diffray.kernels.trial import Outcome
 from diffray.kernels.variants import Shape
-from diffray.workers.bring_up.findings import (
-    Findings,
-    FindingsFile,
-    GraphsOutcome,
-    SumsOutcome,
-)
+from diffray.workers.bring_up.findings import Findings, FindingsFile, GraphsOutcome, SumsOutcome
 from diffray.workers.bring_up.one_layer import Sizes
 from diffray.workers.bring_up.start import with_group
 from diffray.workers.bring_up.sum_trial import GroupOutcome, try_together, use_one_shot

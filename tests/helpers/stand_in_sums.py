@@ -46,11 +46,6 @@ def sum_of(mesh: Mesh, x: Tensor) -> Tensor:
     return total
 
 
-def wrong_on_rank_1(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
-    inner = right(mesh, dtype, most_bytes)
-    return lambda x: inner(x).index_fill_(0, torch.tensor([0]), 1.0) if mesh.rank else inner(x)
-
-
 def unequal(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
     """Round on rank 1 otherwise than on rank 0, by less than an error."""
     inner = right(mesh, dtype, most_bytes)

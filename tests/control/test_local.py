@@ -108,23 +108,19 @@ async def test_pages_of_a_shared_prefix_are_counted_once(same: bool, together: i
     """25 pages: 20 of the prompt, and one for each request's own block."""
     inner = toy_engine(ToyModel(block_causal=True), num_slots=8, num_pages=26)
     params = SamplingParams(max_tokens=8, ignore_eos=True, diffusion={"block_length": 8})
-    prompts = [(1 + (0 if same else uid),) * 160 for uid in range(4)]
-    most = 0
-    step = inner.step
+    step, counts = inner.step, list[int]()
 
     def counted(steps: int = 1) -> list[Update]:
-        nonlocal most
         updates = step(steps)
-        most = max(most, len(inner.running) + sum(bool(u.finish_reason) for u in updates))
+        counts.append(len(inner.running) + sum(bool(u.finish_reason) for u in updates))
         return updates
 
     inner.step = counted  # type: ignore[method-assign]
-
     with LocalEngine(inner) as engine:
-        asked = [Request(uid, prompt, params) for uid, prompt in enumerate(prompts)]
+        asked = [Request(uid, (1 if same else 1 + uid,) * 160, params) for uid in range(4)]
         await asyncio.gather(*(finish(engine, request) for request in asked))
         await until_all_is_free(engine)
-    assert most == together
+    assert max(counts) == together
 
 
 async def test_forwards_never_fall_where_a_request_gives_way_before_its_first_token(

@@ -201,14 +201,9 @@ def test_what_is_refused_leaves_it_as_it_is(llm: DiffusionLLM, folder: Path) -> 
     assert ids(llm) == before
 
 
-class Interrupted(BaseException):
-    """What Ctrl-C raises."""
-
-
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
-    ("home", "step"),
-    [(KVPool, "give_back"), (Denoiser, "unpack"), (KVPool, "take_back")],
+    ("home", "step"), [(KVPool, "give_back"), (Denoiser, "unpack"), (KVPool, "take_back")]
 )
 def test_after_an_interrupt_it_can_be_woken(
     llm: DiffusionLLM, monkeypatch: pytest.MonkeyPatch, level: int, home: type, step: str
@@ -216,14 +211,14 @@ def test_after_an_interrupt_it_can_be_woken(
     before = ids(llm)
 
     def interrupt(self: object) -> None:
-        raise Interrupted
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(home, step, interrupt)
         if (level, step) == (1, "unpack"):  # on a CPU the weights stay
             llm.sleep(level)
         else:
-            with pytest.raises(Interrupted):
+            with pytest.raises(KeyboardInterrupt):
                 llm.sleep(level)
                 llm.wake_up()
     with pytest.raises((ValueError, RuntimeError), match="the model is asleep; wake it up first"):

@@ -6,9 +6,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import ray
@@ -98,15 +98,9 @@ def test_what_was_left_or_interrupted_is_cancelled(
     stream.close()  # type: ignore[attr-defined]
     assert not two.client.open
 
-    advance, rounds = two.client.advance, count(1)
-
-    def interrupted(steps: int | None = None) -> Any:
-        if next(rounds) == 3:
-            raise KeyboardInterrupt
-        return advance(steps)
-
+    third = Mock(wraps=two.client.advance, side_effect=[DEFAULT, DEFAULT, KeyboardInterrupt])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(two.client, "advance", interrupted)
+        patch.setattr(two.client, "advance", third)
         two.generate(["Tom"] * 6, long)
     assert not two.client.open
     (output,) = two.generate("Tom", max_tokens=4, ignore_eos=True)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from typing import Any, cast
-from unittest.mock import ANY
+from unittest.mock import ANY, AsyncMock
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
@@ -160,9 +160,8 @@ async def test_the_queue_is_bounded_while_there_is_no_coordinator() -> None:
 async def test_a_finished_request_frees_its_place_before_it_is_read() -> None:
     coordinator, asked = connected(max_queued_requests=0)
     wish = SamplingParams(max_tokens=8)
-    streams = [
-        asked.submit(check_request(Request(uid, (1, 2), wish), asked.limits)) for uid in range(4)
-    ]
+    requests = [check_request(Request(uid, (1, 2), wish), asked.limits) for uid in range(4)]
+    streams = [asked.submit(request) for request in requests]
     for uid, stream in enumerate(streams):
         first = asyncio.ensure_future(anext(stream))
         await moment()
@@ -250,7 +249,7 @@ async def test_the_next_coordinator_gets_the_newest_weights(
     first.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [1], forwards=1, version="b")))
     await moment()
     first.refusals.put_nowait(ActorDiedError())
-    first.listen._method = died
+    first.listen._method = AsyncMock(side_effect=ActorDiedError)
     first.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [2], forwards=2, version="b")))
     await until(lambda: given)
     (known,) = given
@@ -264,7 +263,3 @@ async def test_the_next_coordinator_gets_the_newest_weights(
     await asked.sleep(2)
     assert asked.weights.known == Change(ANY, "b", "/b", level=2)
     await asked.check_health()
-
-
-async def died(*_: Any) -> Any:
-    raise ActorDiedError()

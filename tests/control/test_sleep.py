@@ -5,6 +5,7 @@ import gc
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -209,12 +210,8 @@ def test_after_an_interrupt_it_can_be_woken(
     llm: DiffusionLLM, monkeypatch: pytest.MonkeyPatch, level: int, home: type, step: str
 ) -> None:
     before = ids(llm)
-
-    def interrupt(self: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(home, step, interrupt)
+        patch.setattr(home, step, Mock(side_effect=KeyboardInterrupt))
         if (level, step) == (1, "unpack"):  # on a CPU the weights stay
             llm.sleep(level)
         else:

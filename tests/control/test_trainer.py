@@ -131,6 +131,7 @@ def test_a_trainer_that_stops_leaves_the_old_weights(
 
 def test_a_group_that_cannot_form_is_refused(old: Path, llm: DiffusionLLM, new: Path) -> None:
     with Trainer(file_of(new), 2) as trainer:
+        given = trainer.group | {"rank_offset": 1, "world_size": 2}
         for options, reason in (
             ({"backend": "nccl"}, "nccl needs GPUs, but this engine runs on cpu"),
             ({"rank_offset": 0}, "1 ranks from 0 on do not fit a group of 2"),
@@ -138,9 +139,7 @@ def test_a_group_that_cannot_form_is_refused(old: Path, llm: DiffusionLLM, new: 
             ({"world_size": 3, "timeout_s": 1}, "did not form within 1 s"),
         ):
             with pytest.raises(ValueError, match=reason):
-                llm.init_weights_update_group(
-                    **{**trainer.group, "rank_offset": 1, "world_size": 2, **options}
-                )
+                llm.init_weights_update_group(**given | options)
         with (
             DiffusionLLM(str(old), **OPTIONS) as nowhere,
             pytest.raises(ValueError, match="set received_weights, a folder for a trainer's"),

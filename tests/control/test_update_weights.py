@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from tests.helpers.updatable_toy import asked, resident_bytes, updatable, weight
 
 MODES = ["finish", "restart"]
 TIMES = 300
+INTERRUPT = Mock(side_effect=KeyboardInterrupt)
 # It reports whole blocks only.
 LATE = {"block_length": 8, "decoder": {"kind": "edit"}}
 
@@ -185,16 +187,12 @@ def test_stored_prefixes_are_forgotten() -> None:
     assert [client.found[uid][-1].cached_tokens for uid in range(4)] == [0, 40, 0, 40]
 
 
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def test_after_an_interrupted_update_only_another_one_helps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client, request = Client(), asked(0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("diffray.components.checkpoints.update.NewWeights.copy", interrupt)
+        patch.setattr("diffray.components.checkpoints.update.NewWeights.copy", INTERRUPT)
         client.update_weights(weights(1))
     client.ask(request)
     (event,) = client.advance()
@@ -210,7 +208,7 @@ def test_an_interrupted_wait_withdraws_the_update(monkeypatch: pytest.MonkeyPatc
     client.ask(asked(0))
     client.advance()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(engine, "run", interrupt)
+        patch.setattr(engine, "run", INTERRUPT)
         client.update_weights(weights(1))
     client.run()
     assert client.driver.load().weights_version == "0"

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -140,10 +141,8 @@ def test_what_was_found_is_read_by_all_later_starts(
     assert file.read() == RIGHT
     assert FindingsFile(FILE_KEY | {"driver": "1.3"}, tmp_path / "deep").read() is None
 
-    def full(*_: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("os.replace", full)
+    full = OSError("no space left on device")
+    monkeypatch.setattr("os.replace", Mock(side_effect=full))
     with pytest.raises(OSError, match="no space left"):
         file.write(Findings())
     assert file.read() == RIGHT
@@ -174,11 +173,8 @@ def test_files_are_in_the_user_s_cache(tmp_path: Path, monkeypatch: pytest.Monke
     assert cache_folder() == tmp_path / "diffray/kernels"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache/diffray/kernels"
-
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", no_home)
+    no_home = RuntimeError("Could not determine home directory.")
+    monkeypatch.setattr(Path, "home", Mock(side_effect=no_home))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert cache_folder().is_relative_to(tmp_path)
 

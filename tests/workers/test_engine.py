@@ -2,12 +2,12 @@
 
 import re
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from diffray.components.decoders.edit import Edit
 from diffray.components.decoders.fixed import Fixed
@@ -37,23 +37,17 @@ from tests.helpers.toy import (
 
 def sizes_of(cache: str, shift: int, prompt: int) -> str:
     """Return how many positions each forward runs."""
-    model, sizes = ToyModel(block_causal=True, logit_shift=shift), list[str]()
-    forward = model.forward
-
-    def noted(x_TH: Tensor, *others: Any) -> Tensor:
-        sizes.append(str(len(x_TH)))
-        return forward(x_TH, *others)
-
-    model.forward = noted  # type: ignore[method-assign, assignment]
-    generate(
-        model, prompt_of(prompt), max_tokens=32 - prompt, ignore_eos=True,
-        diffusion={
-            "block_length": 8, "cache": {"kind": cache},
-            "decoder": {"kind": "threshold", "threshold": 1, "steps_per_block": 8},
-            "iteration": {"kind": "sub_blocks", "sub_block_length": 4},
-        },
-    )  # fmt: skip
-    return " ".join(sizes)
+    model = ToyModel(block_causal=True, logit_shift=shift)
+    policy = {
+        "block_length": 8,
+        "cache": cache,
+        "decoder": {"kind": "threshold", "threshold": 1, "steps_per_block": 8},
+        "iteration": {"kind": "sub_blocks", "sub_block_length": 4},
+    }
+    with patch.object(model, "forward", wraps=model.forward) as forward:
+        given: dict[str, Any] = {"max_tokens": 32 - prompt, "ignore_eos": True}
+        generate(model, prompt_of(prompt), diffusion=policy, **given)
+    return " ".join(str(len(call.args[0])) for call in forward.call_args_list)
 
 
 def test_what_steps_of_sub_blocks_run() -> None:
@@ -241,23 +235,16 @@ def test_blocks_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_soft_diffusion_looks_at_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the vocabulary's logits and probabilities a canvas may have more than fit a memory."""
-    seen: list[int] = []
-
-    class Watched(ToyModel):
-        def head(self, hidden_RH: Tensor) -> Tensor:
-            seen.append(len(hidden_RH))
-            return super().head(hidden_RH)
-
-        def expected_embedding(self, weights_RV: Tensor) -> Tensor:
-            seen.append(len(weights_RV))
-            return super().expected_embedding(weights_RV)
-
     policy: dict[str, object] = {"block_length": 8, "iteration": {"kind": "soft"}}
     params = SamplingParams(max_tokens=64, ignore_eos=True, diffusion=policy)
     requests = [Request(uid, prompt_of(8 + uid), params) for uid in range(3)]
     expected = run(toy_engine(BIDIRECTIONAL), requests)
     monkeypatch.setattr("diffray.workers.batch_plan._SOFT_ROWS", 24)
-    assert run(toy_engine(Watched()), requests) == expected
+    model = ToyModel()
+    spies = [Mock(wraps=each) for each in (model.head, model.expected_embedding)]
+    with patch.multiple(model, head=spies[0], expected_embedding=spies[1]):
+        assert run(toy_engine(model), requests) == expected
+    seen = [len(call.args[0]) for spy in spies for call in spy.call_args_list]
     assert max(seen) == 24  # as many as the three blocks have
 
 

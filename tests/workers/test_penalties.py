@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -163,9 +164,7 @@ def test_tokens_are_those_of_a_slow_sampler(
 
 
 def test_neutral_values_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("asked for by nobody")
-
+    refuse = Mock(side_effect=AssertionError("asked for by nobody"))
     monkeypatch.setattr("diffray.workers.batch_plan.propose", refuse)
     zeros = "presence_penalty", "frequency_penalty", "min_p", "no_repeat_ngram_size"
     neutral: dict[str, Any] = dict.fromkeys(zeros, -0.0) | {"repetition_penalty": 1}

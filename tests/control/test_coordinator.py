@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
 from diffray.components.model_spec import ModelSpec
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, Footprint, RankPlace, Reply, Round, WireRequest
+from tests.helpers.coroutines import until
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 
 ONE = Footprint(1, 1)
@@ -115,12 +116,6 @@ class World(Coordinator):
 
     def tokens(self, uid: int) -> list[int]:
         return ids_of(uid, self.news)
-
-
-async def until(enough: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not enough():
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager

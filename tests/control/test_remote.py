@@ -1,7 +1,6 @@
 """A replica's engine over a coordinator that cannot always be reached."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, cast
 from unittest.mock import ANY, AsyncMock
 
@@ -22,6 +21,7 @@ from diffray.workers.admission import check_request
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, Request, Update, WireRequest
 from diffray.workers.process import Process
+from tests.helpers.coroutines import until
 from tests.helpers.toy import EOS, MASK, toy_spec
 
 GONE = ActorUnavailableError("the network is gone for a moment", b"\0" * 16)
@@ -106,12 +106,6 @@ async def tokens(asked: RemoteEngine, uid: int, deadline: float | None = None) -
     async for update in asked.submit(check_request(request, asked.limits), deadline=deadline):
         found += update.ids
     return found
-
-
-async def until(enough: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not enough():
-            await asyncio.sleep(0.001)
 
 
 async def begin(asked: RemoteEngine, uid: int) -> asyncio.Task[list[int]]:

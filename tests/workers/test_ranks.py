@@ -37,9 +37,15 @@ SPARSE += ["demo", "demo-llada2"]
 CAUSAL = re.compile("llada2|fast_dllm|sdar")
 
 
+QUANTIZED = [  # each head has its scales, on whichever rank it is
+    Case("demo", False, kv_cache_dtype="int8"),
+    Case("demo-llada2", False, kv_cache_dtype="uint4"),
+]
+
+
 @cache
-def alone(model: str) -> Found:
-    return run_case(Mesh(), Case(model, False))
+def alone(case: Case) -> Found:
+    return run_case(Mesh(), case)
 
 
 @pytest.mark.parametrize(
@@ -59,11 +65,13 @@ def test_ranks_find_what_one_finds(
     uneven = str(save(tmp_path, config, random_weights(config)))
     cases = [Case(model, False) for model in [*dense, uneven, *sparse]]
     cases += [Case(model, True) for model in sparse]
+    cases += QUANTIZED if dense else []
     half = Case("demo", True, "bfloat16")
     ranks = on_ranks(size, partial(run_cases, cases=[*cases, half]))
 
     for number, case in enumerate(cases):
-        whole, parts = alone(case.model), [found[number] for found, _ in ranks]
+        whole = alone(case._replace(expert_parallel=False))
+        parts = [found[number] for found, _ in ranks]
         logits_TV = torch.cat([part.logits_TV for part in parts], dim=1)
         torch.testing.assert_close(logits_TV, whole.logits_TV, rtol=0, atol=1e-9)
         for part in parts:
@@ -77,18 +85,6 @@ def test_ranks_find_what_one_finds(
         assert found[-1].tokens == ranks[0][0][-1].tokens
     position = 2 * 6 * 4 * 32 * 4 // size  # bytes: keys and values, layers, heads, size, float32
     assert {pages for _, pages in ranks} == {(1 << 20) // (16 * position) + 1}
-
-
-@pytest.mark.long
-def test_ranks_keep_quantized_kv_as_one_does() -> None:
-    """Each head has its scales, on whichever rank it is."""
-    cases = [Case("demo", False, kv_cache_dtype="int8")]
-    cases.append(Case("demo-llada2", False, kv_cache_dtype="uint4"))
-    ranks = on_ranks(2, partial(run_cases, cases=cases))
-    for number, case in enumerate(cases):
-        whole = run_case(Mesh(), case)
-        for found, _ in ranks:
-            assert (found[number].tokens, found[number].steps) == (whole.tokens, whole.steps)
 
 
 @pytest.mark.parametrize(

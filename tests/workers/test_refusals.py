@@ -25,10 +25,6 @@ LOPA = {"decoder": {"kind": "lopa"}}
 VERIFY = {"speculation": {"kind": "verify"}}
 
 
-def cached(kind: str) -> dict[str, Any]:
-    return {"diffusion": {"cache": {"kind": kind}}}
-
-
 def part(kind: str, **more: Any) -> dict[str, Any]:
     return {"diffusion": {"iteration": {"kind": kind}} | more}
 
@@ -59,8 +55,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bi", {"no_repeat_ngram_size": 2}, "needs diffusion.block_length 1"),
     ("causal", {"no_repeat_ngram_size": 2}, "(here 32)"),
     # Iterations, caches and decoders that do not fit the model or each other.
-    ("bi", cached("exact"), "bidirectional"),
-    ("causal", cached("vicinity"), "use 'exact' or 'none'"),
+    ("bi", {"diffusion": {"cache": "exact"}}, "bidirectional"),
+    ("causal", {"diffusion": {"cache": "vicinity"}}, "use 'exact' or 'none'"),
     ("bi", part("block_diffusion"), "use 'blockwise'"),
     ("bi", part("soft", decoder={"kind": "fixed"}), "takes a decoder with a threshold"),
     ("bi", part("soft", cfg_scale=1), "cfg_scale"),

@@ -1,6 +1,7 @@
 """The engine's promises: alone or batched, interrupted or not, a request finds the same tokens."""
 
 import re
+from itertools import count
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from diffray.components.decoders.edit import Edit
 from diffray.components.decoders.fixed import Fixed
@@ -33,6 +35,29 @@ from tests.helpers.toy import (
     run,
     toy_engine,
 )
+
+
+def test_an_interrupted_round_is_not_reported_to_who_was_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = ScriptedModel(lambda at: {1: 20.0})
+    forward, calls = model.forward, count()
+
+    def interrupted(*args: Any) -> Tensor:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return forward(*args)
+
+    engine = toy_engine(model)
+    params = SamplingParams(max_tokens=40, diffusion={"block_length": 8})
+    for uid in range(2):
+        engine.add(Request(uid, prompt_of(8, uid), params))
+    monkeypatch.setattr(model, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step(5)
+    engine.cancel(0)
+    (update,) = engine.step(5)
+    assert update.uid == 1 and len(update.ids) == 40
 
 
 def sizes_of(cache: str, shift: int, prompt: int) -> str:

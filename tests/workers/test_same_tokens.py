@@ -207,10 +207,6 @@ STORIES: dict[str, tuple[Actions, dict[str, Any]]] = {
     "preempted": ([("add", 99), *[("step", 1)] * 7, ("preempt", 99)], {}),
     "lost": ([("add", 99), *[("step", 1)] * 4, ("lose", 0), *[("step", 2)] * 3, ("lose", 0)], {}),
     "interrupted": ([("add", 99), ("step", 5)], {"interrupts": (3, 9, 17, 28, 44)}),
-    "cancelled after it": (
-        [("add", 99), ("step", 5), *(("cancel", number) for number in range(5))],
-        {"interrupts": (5,)},
-    ),
     "scarce": ([("add", 99), ("step", 3)], {"num_pages": 110, "page_size": 5}),
 }
 

@@ -177,6 +177,19 @@ def test_no_token_changes_under_eviction_preemption_and_interrupts(
     assert engine.preemptions
 
 
+def test_an_interrupted_first_step_is_run_again() -> None:
+    engine = sharing()
+    assert isinstance(engine.model, CountingModel)
+    requests = [request(uid) for uid in range(3)]
+    for each in requests:
+        engine.add(each)
+    engine.model.fails = True
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert engine.kv.first_steps.num_pages == 0
+    assert drain(engine) == {each.uid: alone(engine, each) for each in requests}
+
+
 def test_an_approximation_reads_the_whole_pages_of_another_prompt() -> None:
     """It is said of who reads them; who does not, or finds all of its canvas, is exact."""
     engine = sharing("approx")

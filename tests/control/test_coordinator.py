@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
 from diffray.components.model_spec import ModelSpec
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, Footprint, RankPlace, Reply, Round, WireRequest
+from tests.helpers.coroutines import until
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 
 ONE = Footprint(1, 1)
@@ -101,9 +102,9 @@ class World(Coordinator):
         enough = self.driver.rounds + 8
         await until(lambda: self.driver.rounds >= enough)
 
-    async def started(self, number: int) -> None:
-        """Wait until so many worker groups have been started, the first one among them."""
-        await until(lambda: len(self.starts) >= number)
+    def refuse(self, *reasons: str) -> None:
+        """Refuse the next changes of weights, in this worker group and the next ones."""
+        self.refusals = self.gang.ranks.refusals = [*reasons]
 
     async def finished(self, *uids: int) -> None:
         """Wait until these requests have had their last event."""
@@ -115,12 +116,6 @@ class World(Coordinator):
 
     def tokens(self, uid: int) -> list[int]:
         return ids_of(uid, self.news)
-
-
-async def until(enough: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not enough():
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
@@ -142,11 +137,10 @@ async def test_losses_cost_no_token_and_no_backoff_while_the_ranks_work() -> Non
             await world.some_rounds()
             world.gang.kill()
         await world.finished(*range(6))
-        for uid in range(6):
-            assert world.tokens(uid) == list(range(1, 61))
+        assert all(world.tokens(uid) == list(range(1, 61)) for uid in range(6))
         assert len(world.starts) == 5
         world.gang.kill()
-        await world.started(6)
+        await until(lambda: len(world.starts) == 6)
         await world.ask(6, 3)
         await world.finished(6)
         assert (await world.load()).restarts == 5
@@ -159,8 +153,7 @@ async def test_the_request_that_ends_the_ranks_fails_and_the_others_do_not() -> 
             await world.ask(uid, 60)
         await world.finished(*range(5))
         assert [event.uid for event in world.news if event.kind == Kind.POISON] == [2]
-        for uid in {0, 1, 3, 4}:
-            assert world.tokens(uid) == list(range(1, 61))
+        assert all(world.tokens(uid) == list(range(1, 61)) for uid in (0, 1, 3, 4))
         refusal = await world.submit(asked(9, 60, like=2), ONE, 0, None)
         assert refusal is not None and refusal.error is Poisonous
 
@@ -182,9 +175,9 @@ async def test_ranks_that_cannot_be_started_again_are_given_up_with_a_reason() -
         world.broken = True
         world.gang.kill()
         await world.finished(0)
-        ended = [event for event in world.news if event.update is None]
-        assert [event.kind for event in ended] == [Kind.FAILED, Kind.ENDED]
-        reason = ended[0].reason
+        failed, ended = (event for event in world.news if event.update is None)
+        reason = failed.reason
+        assert (failed.kind, ended.kind) == (Kind.FAILED, Kind.ENDED)
         assert "3 times" in reason and "no device" in reason
         refusal = await world.submit(asked(1), ONE, 0, None)
         assert refusal == Refusal(EngineFailed, reason)
@@ -198,7 +191,7 @@ async def test_what_is_new_is_refused_while_a_restart_takes_too_long(
         await world.some_rounds()
         world.loads.clear()
         world.gang.kill()
-        await world.started(2)
+        await until(lambda: len(world.starts) == 2)
         await world.ask(1, 3)
         monkeypatch.setattr(restarts, "_SHORTEST_START_S", 0.0)
         await until(lambda: bool(world.restarts.overdue(time.monotonic())))
@@ -273,7 +266,7 @@ async def test_weights_that_were_lost_with_their_ranks_are_refused() -> None:
         world.gang.kill()  # while it waits for the request, which goes on
         assert await change == ""
         assert {*world.wrote[1]} == {"0"} and len(world.tokens(1)) == 0
-        world.refusals = world.gang.ranks.refusals = ["of another shape"]
+        world.refuse("of another shape")
         assert await world.change(Change(2, "b", "/b"), "finish") == "of another shape"
         sent = world.gang.send
 
@@ -304,8 +297,7 @@ async def test_ranks_lost_asleep_come_back_asleep() -> None:
         assert world.gang.ranks.version == "a" and 2 not in world.wrote
         load = await world.load()
         assert (load.sleep_level, load.waiting, load.weight_updates) == (2, 1, 1)
-        world.refusals[:] = ["there is no folder"]
-        world.gang.ranks.refusals = world.refusals
+        world.refuse("there is no folder")
         assert await world.change(Change(3, level=0), "finish") == "there is no folder"
         assert (await world.load()).sleep_level == 2
         assert await world.change(Change(4, level=0), "finish") == ""

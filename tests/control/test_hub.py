@@ -12,7 +12,6 @@ from diffray.workers.link import HEADER, Link, encode
 from diffray.workers.messages import Hello, Reply, Round, Stats, WireRequest
 
 PATIENCE_S = 60.0  # on a machine that does other things too
-
 SECRET = b"s" * 32
 
 
@@ -29,38 +28,31 @@ async def test_a_stranger_says_little_and_is_sent_away() -> None:
     await hub.close()
 
 
-async def test_the_door_is_shut_once_all_ranks_are_there() -> None:
-    hub = Hub(2, SECRET, 5.0, print)
-    port = await hub.listen("127.0.0.1")
-    ranks = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-    for rank, (_, writer) in enumerate(ranks):
-        writer.write(encode(Hello(rank, SECRET)))
-    await asyncio.wait_for(hub.complete.wait(), PATIENCE_S)
-    with pytest.raises(ConnectionError):
-        await asyncio.open_connection("127.0.0.1", port)
-    order: Round[WireRequest] = Round(1, [], [], 4)
-    hub.broadcast(order)
-    reply = Reply(1, 4, [], [], Stats())
-    for reader, writer in ranks:
-        assert await reader.readexactly(4) == HEADER.pack(len(encode(order)) - 4)
-        writer.write(encode(reply))
-    for _ in ranks:
-        assert await asyncio.wait_for(hub.messages.get(), PATIENCE_S) == reply
-    for _, writer in ranks:
-        writer.close()
-    await hub.close()
-
-
 async def connected(hub: Hub, beats: dict[int, float]) -> list[Link]:
     """Connect ranks, which give a sign of life so often; those with 0 give none."""
-    port = await hub.listen("127.0.0.1")
-    links = []
+    port, links = await hub.listen("127.0.0.1"), []
     for rank, every in beats.items():
         links.append(await asyncio.to_thread(Link.connect, "127.0.0.1", port, SECRET, rank))
         if every:
             links[-1].keep_alive(every)
     await asyncio.wait_for(hub.complete.wait(), PATIENCE_S)
+    with pytest.raises(ConnectionError):  # the door is shut once all ranks are there
+        await asyncio.open_connection("127.0.0.1", port)
     return links
+
+
+async def test_ranks_get_orders_and_answer_them() -> None:
+    hub = Hub(2, SECRET, 5.0, print)
+    links = await connected(hub, {0: 0.1, 1: 0.1})
+    order: Round[WireRequest] = Round(1, [], [], 4)
+    hub.broadcast(order)
+    reply = Reply(1, 4, [], [], Stats())
+    for link in links:
+        assert await asyncio.to_thread(link.receive) == order
+        link.send(reply)
+    for _ in links:
+        assert await asyncio.wait_for(hub.messages.get(), PATIENCE_S) == reply
+    await hub.close()
 
 
 async def test_a_rank_without_heartbeats_hangs_and_one_that_only_works_long_does_not() -> None:

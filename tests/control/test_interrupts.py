@@ -1,6 +1,7 @@
 """Ctrl-C anywhere in a call: the next call works, and nothing is left behind."""
 
 import sys
+from itertools import count
 from types import FrameType
 from typing import Any
 
@@ -44,13 +45,11 @@ class Interrupts:
         sys.settrace(None)
 
 
-def tokens(llm: DiffusionLLM, most: int = 200) -> list[list[int]]:
-    run, rounds = llm.engine.run, 0
+def tokens(llm: DiffusionLLM) -> list[list[int]]:
+    run, rounds = llm.engine.run, count(1)
 
     def bounded(*args: Any) -> Any:
-        nonlocal rounds
-        rounds += 1
-        assert rounds < most, "it does not end"
+        assert next(rounds) < 200, "it does not end"
         return run(*args)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -61,11 +60,9 @@ def tokens(llm: DiffusionLLM, most: int = 200) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def llm() -> DiffusionLLM:
-    options = {
-        "mask_token_id": 510, "eos_token_id": 511, "page_size": 8, "max_num_seqs": 2,
-        "steps_per_round": 4,
-    }  # fmt: skip
-    return DiffusionLLM(str(GOLDEN / "llada"), dtype="float64", **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"page_size": 8, "max_num_seqs": 2, "steps_per_round": 4}
+    options |= {"dtype": "float64", "mask_token_id": 510, "eos_token_id": 511}
+    return DiffusionLLM(str(GOLDEN / "llada"), **options)
 
 
 @pytest.mark.parametrize("places", [4, pytest.param(30, marks=pytest.mark.long)])

@@ -36,6 +36,10 @@ def ids(outputs: list[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
+def streamed(llm: DiffusionLLM, *given: Any, **options: Any) -> list[int]:
+    return [token for delta in llm.stream(*given, **options) for token in delta.token_ids]
+
+
 def test_an_answer_says_what_was_asked_and_counts(llm: DiffusionLLM) -> None:
     diffusion = {"block_length": 16, "cache": {"kind": "vicinity", "before": 16, "after": 16}}
     params = SamplingParams(max_tokens=64, ignore_eos=True, diffusion=diffusion)
@@ -55,8 +59,7 @@ def test_parameters_may_be_keywords(llm: DiffusionLLM) -> None:
     assert ids(llm.generate("some text", sampling_params=SHORT)) == [expected]
     two = llm.generate(["some text", "other"], temperature=0, max_tokens=8, ignore_eos=True)
     assert ids(two) == [expected, *ids(llm.generate("other", SHORT))]
-    streamed = llm.stream("some text", max_tokens=8, ignore_eos=True)
-    assert [token for delta in streamed for token in delta.token_ids] == expected
+    assert streamed(llm, "some text", max_tokens=8, ignore_eos=True) == expected
     canvases = list(llm.watch("some text", max_tokens=8, ignore_eos=True))
     hidden = [canvas.count(None) for canvas in canvases]
     assert hidden == sorted(hidden, reverse=True) and canvases[-1] == expected
@@ -103,8 +106,7 @@ def test_prompts_may_be_tensors_and_what_a_tokenizer_returns(
 def test_a_single_prompt_may_have_these_forms_too(llm: DiffusionLLM) -> None:
     (expected,) = ids(llm.generate(torch.tensor(ONE), SHORT))
     for single in (torch.tensor(ONE), torch.tensor([ONE]), FAST("one"), {"prompt": "one"}):
-        streamed = [token for delta in llm.stream(single, SHORT) for token in delta.token_ids]
-        assert streamed == expected
+        assert streamed(llm, single, SHORT) == expected
     matrix = torch.tensor([[1, 2], [3, 4]])
     assert [each.prompt_token_ids for each in llm.generate(matrix, SHORT)] == matrix.tolist()
 
@@ -154,10 +156,7 @@ def test_logprobs_and_rankings_are_those_of_a_forward_over_the_canvas_of_each_st
     llm: DiffusionLLM, temperature: float
 ) -> None:
     asked: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "logprobs": True, "seed": 4}
-    asked |= {
-        "temperature": temperature,
-        "diffusion": {"cache": {"kind": "none"}, "canvas": "fixed"},
-    }
+    asked |= {"temperature": temperature, "diffusion": {"cache": "none", "canvas": "fixed"}}
     choice = llm.generate([1, 2], **asked, top_logprobs=4)[0].outputs[0]
     assert choice.top_logprobs is not None and choice.logprobs is not None
     assert len(choice.logprobs) == len(choice.tokens) == len(choice.steps) == 24
@@ -255,12 +254,8 @@ def test_chat_uses_the_template_as_transformers_does(llm: DiffusionLLM) -> None:
         (found,) = llm.generate(prompt, SHORT)
         assert found.prompt_token_ids == expected.prompt_token_ids
         assert ids([found]) == ids([expected])
-    four = [
-        *llm.chat([messages, messages], SHORT),
-        *llm.chat(["hi"], SHORT),
-        *llm.chat("hi", SHORT),
-    ]
-    assert [each.prompt_token_ids for each in four] == [expected.prompt_token_ids] * 4
+    several = [out for asked in ([messages] * 2, ["hi"], "hi") for out in llm.chat(asked, SHORT)]
+    assert [each.prompt_token_ids for each in several] == [expected.prompt_token_ids] * 4
 
 
 def test_options_apply_where_a_request_is_silent() -> None:
@@ -412,14 +407,13 @@ def test_streams_and_batches_share_the_engine_and_who_leaves_frees_it(llm: Diffu
 def test_a_call_keeps_no_sequences_of_what_has_finished(
     llm: DiffusionLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, most = llm.engine.run, 0
+    run, counts = llm.engine.run, list[int]()
 
     def counted(*args: Any) -> Any:
-        nonlocal most
-        most = max(most, living(Sequence))
+        counts.append(living(Sequence))
         return run(*args)
 
     monkeypatch.setattr(llm.engine, "run", counted)
     with only_new():
-        llm.generate([[1, 2, 3]] * 24, SamplingParams(max_tokens=8, ignore_eos=True))
-    assert 4 <= most <= 2 * 4, "more than run at a time, and ran in the plan before"
+        llm.generate([[1, 2, 3]] * 24, SHORT)
+    assert 4 <= max(counts) <= 2 * 4, "more than run at a time, and ran in the plan before"

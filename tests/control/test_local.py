@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -87,10 +88,7 @@ async def test_a_broken_engine_tells_everyone() -> None:
     inner = toy_engine(ToyModel())
     engine = LocalEngine(inner)
 
-    def break_down(steps: int = 1) -> list[Update]:
-        raise RuntimeError("no memory left")
-
-    inner.step = break_down  # type: ignore[method-assign]
+    inner.step = Mock(side_effect=RuntimeError("no memory left"))  # type: ignore[method-assign]
     with pytest.raises(EngineFailed, match="not been started"):
         await engine.check_health()
     engine.start()
@@ -108,23 +106,19 @@ async def test_pages_of_a_shared_prefix_are_counted_once(same: bool, together: i
     """25 pages: 20 of the prompt, and one for each request's own block."""
     inner = toy_engine(ToyModel(block_causal=True), num_slots=8, num_pages=26)
     params = SamplingParams(max_tokens=8, ignore_eos=True, diffusion={"block_length": 8})
-    prompts = [(1 + (0 if same else uid),) * 160 for uid in range(4)]
-    most = 0
-    step = inner.step
+    step, counts = inner.step, list[int]()
 
     def counted(steps: int = 1) -> list[Update]:
-        nonlocal most
         updates = step(steps)
-        most = max(most, len(inner.running) + sum(bool(u.finish_reason) for u in updates))
+        counts.append(len(inner.running) + sum(bool(u.finish_reason) for u in updates))
         return updates
 
     inner.step = counted  # type: ignore[method-assign]
-
     with LocalEngine(inner) as engine:
-        asked = [Request(uid, prompt, params) for uid, prompt in enumerate(prompts)]
+        asked = [Request(uid, (1 if same else 1 + uid,) * 160, params) for uid in range(4)]
         await asyncio.gather(*(finish(engine, request) for request in asked))
         await until_all_is_free(engine)
-    assert most == together
+    assert max(counts) == together
 
 
 async def test_forwards_never_fall_where_a_request_gives_way_before_its_first_token(
@@ -139,17 +133,14 @@ async def test_forwards_never_fall_where_a_request_gives_way_before_its_first_to
         params = SamplingParams(max_tokens=length, ignore_eos=True, diffusion=policy)
         return Request(uid, (1, 2, 3), params, watch=True)
 
-    run_round, admitted = inner.run, Counter[int]()
-
-    def counted(order: Round[Any], *args: Any) -> Any:
-        admitted.update(request.uid for request in order.add)
-        return run_round(order, *args)
-
-    monkeypatch.setattr(inner, "run", counted)
+    run_round = Mock(wraps=inner.run)
+    monkeypatch.setattr(inner, "run", run_round)
     with LocalEngine(inner, EngineConfig(time_slice=1, steps_per_round=1)) as engine:
         asked = [asks(0, 32), *(asks(uid, 16) for uid in range(1, 5))]
         answers = await asyncio.gather(*(finish(engine, request) for request in asked))
         assert (await engine.load()).preemptions
+    orders: list[Round[Any]] = [call.args[0] for call in run_round.call_args_list]
+    admitted = Counter(request.uid for order in orders for request in order.add)
     assert max(admitted.values()) > 1, "a request gave way and was resumed"
     for request, updates in zip(asked, answers, strict=True):
         assert ids_of(updates) == run(toy_engine(model), [request])[request.uid]

@@ -31,9 +31,8 @@ from tests.helpers.tiny_checkpoints import (
 )
 from tests.helpers.toy import drain, last_update
 
-FAMILIES = {
-    "llada": LLADA, "llada_moe": LLADA_MOE, "llada2_moe": LLADA2_MOE, "dream": DREAM, "sdar": SDAR,
-}  # fmt: skip
+FAMILIES = {"llada": LLADA, "llada_moe": LLADA_MOE, "llada2_moe": LLADA2_MOE}
+FAMILIES |= {"dream": DREAM, "sdar": SDAR}
 OPTIONS: dict[str, Any] = {"dtype": "float64", "mask_token_id": 62, "eos_token_id": 63}
 
 
@@ -42,25 +41,29 @@ def prompts(count: int = 9) -> list[list[int]]:
     return [[rng.randrange(60) for _ in range(3 + 2 * number)] for number in range(count)]
 
 
-def written(llm: DiffusionLLM, prompt: list[int], name: str) -> list[int]:
-    return llm.generate([prompt], asked(name))[0].outputs[0].token_ids
+Asked = list[tuple[list[int], SamplingParams]]
 
 
 def asked(name: str, number: int = 0) -> SamplingParams:
     return SamplingParams(max_tokens=12, ignore_eos=True, lora=name, seed=number)
 
 
-Asked = list[tuple[list[int], SamplingParams]]
-
-
 def load(model: Path, **options: Any) -> DiffusionLLM:
     return DiffusionLLM(str(model), **(OPTIONS | options))
 
 
+def several(llm: DiffusionLLM, asks: Asked) -> list[list[int]]:
+    outputs = llm.generate([prompt for prompt, _ in asks], [params for _, params in asks])
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def written(llm: DiffusionLLM, prompt: list[int], name: str) -> list[int]:
+    return several(llm, [(prompt, asked(name))])[0]
+
+
 def answers(model: Path, asks: Asked, **options: Any) -> list[Any]:
     with load(model, **options) as llm:
-        several = llm.generate([each for each, _ in asks], [params for _, params in asks])
-        return [output.outputs[0].token_ids for output in several]
+        return several(llm, asks)
 
 
 def adapted(story: Story, asks: Asked, **options: Any) -> list[Any]:
@@ -178,8 +181,7 @@ def test_unused_adapters_are_evicted(tmp_path: Path) -> None:
     expected = by_merged_weights(story, asks)
     with load(story.base, lora_modules=story.adapters, max_loras=2, max_num_seqs=3) as llm:
         for _ in range(2):
-            outputs = llm.generate([each for each, _ in asks], [params for _, params in asks])
-            assert [output.outputs[0].token_ids for output in outputs] == expected
+            assert several(llm, asks) == expected
         kept = []
         for name in ("a4", "a1", "a4", "a2", "a1", "a0"):
             llm.generate([1, 2, 3], lora=name, max_tokens=4)
@@ -303,10 +305,11 @@ def test_what_does_not_fit_the_model_is_one_sentence(tmp_path: Path) -> None:
     odd = write_adapter(tmp_path / "odd", moe, modules_of(moe))
     (odd / "adapter_model.safetensors").rename(odd / "adapter_model.bin")
 
+    number = count()
+
     def adapter(weights: dict[str, Any], *modules: str, **fields: Any) -> Path:
         return write_adapter(tmp_path / str(next(number)), weights, [*modules], **fields)
 
-    number = count()
     nan = adapter(dense, modules_of(dense)[0])
     tensors = load_file(nan / "adapter_model.safetensors")
     tensors[next(name for name in tensors if "lora_B" in name)][-1, -1] = float("nan")
@@ -322,12 +325,11 @@ def test_what_does_not_fit_the_model_is_one_sentence(tmp_path: Path) -> None:
         (bases[1], tmp_path / "nowhere", "nowhere"),
         *((bases[0], adapter(dense, modules_of(dense)[0], **fields), s) for fields, s in REFUSED),
     ]
-    for base in bases:
-        with load(base) as llm:
-            for path, sentence in [(path, s) for own, path, s in cases if own == base]:
-                with pytest.raises(ValueError, match=sentence):
-                    llm.adapters.load("x", str(path))
-            assert not llm.adapters.names
+    llms = {base: load(base) for base in bases}
+    for base, path, sentence in cases:
+        with pytest.raises(ValueError, match=sentence):
+            llms[base].adapters.load("x", str(path))
+        assert not llms[base].adapters.names
 
 
 def test_an_adapter_that_memory_has_no_room_for_is_refused(

@@ -2,7 +2,7 @@
 
 import asyncio
 from typing import Any, cast
-from unittest.mock import ANY
+from unittest.mock import ANY, AsyncMock
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
@@ -21,11 +21,10 @@ from diffray.workers.admission import check_request
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, Request, Update, WireRequest
 from diffray.workers.process import Process
+from tests.helpers.coroutines import until
 from tests.helpers.toy import EOS, MASK, toy_spec
 
-
-def unavailable() -> ActorUnavailableError:
-    return ActorUnavailableError("the network is gone for a moment", b"\0" * 16)
+GONE = ActorUnavailableError("the network is gone for a moment", b"\0" * 16)
 
 
 class Method:
@@ -45,10 +44,10 @@ class Method:
         self.calls += 1
         fails, self.failures = self.failures > 0, max(self.failures - 1, 0)
         if fails and not self.after:
-            raise unavailable()
+            raise GONE
         found = await self._method(*args)
         if fails:
-            raise unavailable()
+            raise GONE
         return found
 
 
@@ -112,9 +111,7 @@ async def tokens(asked: RemoteEngine, uid: int, deadline: float | None = None) -
 async def begin(asked: RemoteEngine, uid: int) -> asyncio.Task[list[int]]:
     """Ask for an answer, and wait until the coordinator has the request."""
     answer = asyncio.create_task(tokens(asked, uid))
-    async with asyncio.timeout(60):
-        while uid not in asked._coordinator.asked:
-            await asyncio.sleep(0.001)
+    await until(lambda: uid in asked._coordinator.asked)
     return answer
 
 
@@ -132,8 +129,7 @@ async def test_a_coordinator_that_is_briefly_unreachable_is_not_assumed_dead() -
     assert asked.restarts == 0 and coordinator.submit.calls == 3
     coordinator.submit.failures, coordinator.submit.after = 1, True  # a receipt is lost
     answer = asyncio.create_task(tokens(asked, 8))
-    while coordinator.submit.calls < 5:
-        await asyncio.sleep(0.01)
+    await until(lambda: coordinator.submit.calls == 5)
     coordinator.tell(8, 1, "stop")
     assert await answer == [1] and coordinator.asked == [7, 8]
 
@@ -158,9 +154,8 @@ async def test_the_queue_is_bounded_while_there_is_no_coordinator() -> None:
 async def test_a_finished_request_frees_its_place_before_it_is_read() -> None:
     coordinator, asked = connected(max_queued_requests=0)
     wish = SamplingParams(max_tokens=8)
-    streams = [
-        asked.submit(check_request(Request(uid, (1, 2), wish), asked.limits)) for uid in range(4)
-    ]
+    requests = [check_request(Request(uid, (1, 2), wish), asked.limits) for uid in range(4)]
+    streams = [asked.submit(request) for request in requests]
     for uid, stream in enumerate(streams):
         first = asyncio.ensure_future(anext(stream))
         await moment()
@@ -248,23 +243,17 @@ async def test_the_next_coordinator_gets_the_newest_weights(
     first.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [1], forwards=1, version="b")))
     await moment()
     first.refusals.put_nowait(ActorDiedError())
-    first.listen._method = died
+    first.listen._method = AsyncMock(side_effect=ActorDiedError)
     first.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [2], forwards=2, version="b")))
-    while not given:
-        await asyncio.sleep(0.01)
+    await until(lambda: given)
     (known,) = given
     assert known is not None and (known.version, known.source) == ("b", "/b")
     second.refusals.put_nowait("")  # it has that change
     assert await update == "b"
-    while not second.asked:
-        await asyncio.sleep(0.001)
+    await until(lambda: second.asked)
     second.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [3], [0], [0.0], "length", version="b")))
     assert (await answer)[-1] == 3
     second.refusals.put_nowait("")
     await asked.sleep(2)
     assert asked.weights.known == Change(ANY, "b", "/b", level=2)
     await asked.check_health()
-
-
-async def died(*_: Any) -> Any:
-    raise ActorDiedError()

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from unittest.mock import AsyncMock, call
 
 import pytest
 
@@ -33,19 +34,11 @@ def test_a_restart_is_overdue_that_takes_longer_than_the_first_start() -> None:
 
 
 def test_between_starts_that_fail_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    restarts, waited = Restarts("it", most=7), list[float]()
-    failures = iter([EngineFailed("no device"), EngineFailed("no device")])
-
-    async def wait(seconds: float) -> None:
-        waited.append(seconds)
-
-    async def start() -> None:
-        if (failure := next(failures, None)) is not None:
-            raise failure
-
+    restarts, failure = Restarts("it", most=7), EngineFailed("no device")
+    start, wait = AsyncMock(side_effect=[failure, failure, None]), AsyncMock()
     monkeypatch.setattr(asyncio, "sleep", wait)
     assert asyncio.run(restarts.restart(start, "it died", useful=True)) is None
-    assert waited == [0.0, 1.0, 3.0] and restarts.total == 3
+    assert wait.await_args_list == [call(0.0), call(1.0), call(3.0)] and restarts.total == 3
 
 
 def test_old_restarts_are_forgotten() -> None:

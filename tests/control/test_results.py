@@ -16,9 +16,9 @@ from tests.helpers.byte_tokenizer import TOKENIZER
 
 def test_tokens_are_the_text_in_pieces() -> None:
     text = "na\u00efve \u65e5\u672c <|end|>!"
-    tokens = TOKENIZER.tokens(TOKENIZER.encode(text))
-    assert "".join(tokens) == text
-    assert len(tokens) == len(TOKENIZER.encode(text))
+    ids = TOKENIZER.encode(text)
+    tokens = TOKENIZER.tokens(ids)
+    assert "".join(tokens) == text and len(tokens) == len(ids)
     assert tokens[2:4] == ["", "\u00ef"] and "\ufffd" not in "".join(tokens)
     assert "".join(TOKENIZER.tokens([0xE6, 65])) != "", "half a character"
 

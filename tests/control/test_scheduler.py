@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -54,6 +55,7 @@ def turn(scheduler: Scheduler, ranks: FakeRanks) -> tuple[list[int], list[Event]
 
 
 def started(scheduler: Scheduler) -> list[int]:
+    """Plan a round; return whom it admits."""
     message = scheduler.plan(steps=1)
     assert message is not None
     return [request.uid for request in message.add]
@@ -101,20 +103,21 @@ def test_a_request_that_has_run_long_is_preempted_for_waiting_ones_and_resumed()
 
 def test_preemptions_of_the_scheduler_and_of_all_its_engines_are_counted() -> None:
     driver = Driver(scheduled(1, 30, 3, time_slice=2)[0], steps=1)
-    for _ in range(4):  # the first request gives way for the second
+
+    def turn(preemptions: int) -> int:
         order = driver.next()
         assert order is not None
-        updates = [Update(request.uid, [1], forwards=1) for request in order.add]
-        updates = updates or [Update(uid, [1], forwards=1) for uid in driver.scheduler.running]
-        driver.take(Reply(order.number, 1, updates, [], Stats(free_pages=9, preemptions=2)))
+        uids = [request.uid for request in order.add] or [*driver.scheduler.running]
+        updates = [Update(uid, [1], forwards=1) for uid in uids]
+        stats = Stats(free_pages=9, preemptions=preemptions)
+        driver.take(Reply(order.number, 1, updates, [], stats))
+        return driver.load().preemptions
+
+    assert [turn(2) for _ in range(4)][-1] == 3  # the first request gives way for the second
     assert driver.scheduler.preemptions == 1
-    assert driver.load().preemptions == 3
     driver.lost()
     assert driver.load().preemptions == 3
-    order = driver.next()
-    assert order is not None
-    driver.take(Reply(order.number, 1, [], [], Stats(free_pages=9, preemptions=1)))
-    assert driver.load().preemptions == 4
+    assert turn(1) == 4
 
 
 def test_what_arrives_while_a_request_is_being_preempted_is_not_run_again() -> None:
@@ -127,8 +130,7 @@ def test_what_arrives_while_a_request_is_being_preempted_is_not_run_again() -> N
         news += driver.take(ranks.step(sent.popleft()))
     assert scheduler.preemptions > 2
     for uid in range(2):
-        assert ids_of(uid, news) == list(range(1, 101))
-        assert len(ranks.wrote[uid]) == 100
+        assert ids_of(uid, news) == list(range(1, 101)) and len(ranks.wrote[uid]) == 100
 
 
 @pytest.mark.parametrize("iteration", [None, "soft"])
@@ -137,16 +139,15 @@ def test_turns_become_longer_so_that_what_must_begin_anew_ends(iteration: str | 
     scheduler, ranks = scheduled(1, time_slice=2)
     scheduler.submit(asked(0, 100, iteration), ONE)
     turns, length = [0], 0
-    for uid in range(1, 1000):
+    for uid in count(1):
         scheduler.submit(asked(uid, 1), ONE)  # some request always waits
-        _, news = turn(scheduler, ranks)
-        if any(event.uid == 0 for event in news):
+        if any(event.uid == 0 for event in turn(scheduler, ranks)[1]):
             length += 1
         elif length:
             turns, length = [*turns, length], 0
         if sum(turns) + length == 100:
             break
-    assert sum(turns) + length == 100
+        assert uid < 1000
     grown = [2 << n if iteration else 2 * (n + 1) for n in range(len(turns) - 1)]
     assert turns[1:] == grown
 
@@ -357,15 +358,12 @@ def test_every_interleaving_answers_all_requests_that_were_not_cancelled(
 
     for action in actions:
         match action:
-            case "submit" | "poison", size, number, priority:
+            case "submit" | "poison" as kind, size, number, priority:
                 uid = len(heard)
                 heard[uid], ranks.need[uid] = [], size
-                if action[0] == "poison":
-                    ranks.poison[uid] = number
-                    scheduler.submit(asked(uid, 9), Footprint(size), priority)
-                else:
-                    wanted[uid] = number
-                    scheduler.submit(asked(uid, number), Footprint(size), priority)
+                (ranks.poison if kind == "poison" else wanted)[uid] = number
+                length = 9 if kind == "poison" else number
+                scheduler.submit(asked(uid, length), Footprint(size), priority)
             case "cancel", uid:
                 scheduler.cancel(uid)
                 if uid not in failed:

@@ -5,6 +5,7 @@ import gc
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -201,29 +202,20 @@ def test_what_is_refused_leaves_it_as_it_is(llm: DiffusionLLM, folder: Path) -> 
     assert ids(llm) == before
 
 
-class Interrupted(BaseException):
-    """What Ctrl-C raises."""
-
-
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
-    ("home", "step"),
-    [(KVPool, "give_back"), (Denoiser, "unpack"), (KVPool, "take_back")],
+    ("home", "step"), [(KVPool, "give_back"), (Denoiser, "unpack"), (KVPool, "take_back")]
 )
 def test_after_an_interrupt_it_can_be_woken(
     llm: DiffusionLLM, monkeypatch: pytest.MonkeyPatch, level: int, home: type, step: str
 ) -> None:
     before = ids(llm)
-
-    def interrupt(self: object) -> None:
-        raise Interrupted
-
     with monkeypatch.context() as patch:
-        patch.setattr(home, step, interrupt)
+        patch.setattr(home, step, Mock(side_effect=KeyboardInterrupt))
         if (level, step) == (1, "unpack"):  # on a CPU the weights stay
             llm.sleep(level)
         else:
-            with pytest.raises(Interrupted):
+            with pytest.raises(KeyboardInterrupt):
                 llm.sleep(level)
                 llm.wake_up()
     with pytest.raises((ValueError, RuntimeError), match="the model is asleep; wake it up first"):

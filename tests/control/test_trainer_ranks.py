@@ -20,10 +20,8 @@ OPTIONS: dict[str, Any] = {"dtype": "float64", "device": "cpu"}
 def test_two_ranks_and_those_after_them_have_what_was_sent(tmp_path: Path) -> None:
     old = save(tmp_path / "old", LLADA, random_weights(LLADA))
     new = save(tmp_path / "new", LLADA, shifted(LLADA))
-    expected = []
-    for folder in (old, new):
-        with DiffusionLLM(str(folder), **OPTIONS) as fresh:
-            expected.append(ids(fresh))
+    with DiffusionLLM(str(old), **OPTIONS) as before, DiffusionLLM(str(new), **OPTIONS) as after:
+        expected = ids(before), ids(after)
     (file,) = new.glob("*.safetensors")
     root = tmp_path / "received"
     with DiffusionLLM(
@@ -39,10 +37,9 @@ def test_two_ranks_and_those_after_them_have_what_was_sent(tmp_path: Path) -> No
         with Trainer(file, 3) as trainer:
             llm.init_weights_update_group(**trainer.group, rank_offset=1, world_size=3)
             told = listing(trainer.tensors)
+            wrong = told | {"names": ["tail", *told["names"][1:]]}
             with pytest.raises(ValueError, match="1 unexpected: tail"):
-                llm.update_weights_from_distributed(
-                    **{**told, "names": ["tail", *told["names"][1:]]}
-                )
+                llm.update_weights_from_distributed(**wrong)
             assert llm.update_weights_from_distributed(**told) == "1"
             assert ids(llm) == expected[1]
             *_, rank = pids(llm)

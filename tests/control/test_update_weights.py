@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from tests.helpers.updatable_toy import asked, resident_bytes, updatable, weight
 
 MODES = ["finish", "restart"]
 TIMES = 300
+INTERRUPT = Mock(side_effect=KeyboardInterrupt)
 # It reports whole blocks only.
 LATE = {"block_length": 8, "decoder": {"kind": "edit"}}
 
@@ -185,20 +187,12 @@ def test_stored_prefixes_are_forgotten() -> None:
     assert [client.found[uid][-1].cached_tokens for uid in range(4)] == [0, 40, 0, 40]
 
 
-class Interrupted(BaseException):
-    """What Ctrl-C raises."""
-
-
 def test_after_an_interrupted_update_only_another_one_helps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client, request = Client(), asked(0)
-
-    def interrupt(self: object) -> None:
-        raise Interrupted
-
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr("diffray.components.checkpoints.update.NewWeights.copy", interrupt)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("diffray.components.checkpoints.update.NewWeights.copy", INTERRUPT)
         client.update_weights(weights(1))
     client.ask(request)
     (event,) = client.advance()
@@ -210,12 +204,11 @@ def test_after_an_interrupted_update_only_another_one_helps(
 
 
 def test_an_interrupted_wait_withdraws_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = updatable()
-    client = Client(engine)
+    client = Client(engine := updatable())
     client.ask(asked(0))
     client.advance()
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(engine, "run", lambda *_: (_ for _ in ()).throw(Interrupted))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine, "run", INTERRUPT)
         client.update_weights(weights(1))
     client.run()
     assert client.driver.load().weights_version == "0"
@@ -266,26 +259,26 @@ def test_an_updated_model_is_a_fresh_one(
 
 
 def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
-    old = save(tmp_path / "old", LLADA, random_weights(LLADA))
+    old = save(tmp_path / "old", LLADA, weights := random_weights(LLADA))
     other = LLADA | {"rope_theta": 500000.0, "rms_norm_eps": 1e-6}
-    wrong = save(tmp_path / "other", other, random_weights(other))
-    lacking = random_weights(LLADA)
-    lacking.pop("model.transformer.ln_f.weight")
-    short = save(tmp_path / "short", LLADA, lacking)
-    nan = {name: each / 0 for name, each in random_weights(LLADA).items()}
+    last = "model.transformer.ln_f.weight"
+    quantize_checkpoint(old, tmp_path / "int8", "int8", progress=False)
+    save(tmp_path / "nan", LLADA, {name: each / 0 for name, each in weights.items()})
+    save(tmp_path / "other", other, random_weights(other))
+    save(tmp_path / "moe", LLADA_MOE, random_weights(LLADA_MOE))
+    save(tmp_path / "short", LLADA, {name: weights[name] for name in weights if name != last})
     llm = DiffusionLLM(str(old), quantization="int8", device="cpu")
     before = ids(llm)
-    quantize_checkpoint(old, tmp_path / "int8", "int8", progress=False)
     for folder, reason in (
-        (tmp_path / "int8", "give unquantized weights"),
-        (save(tmp_path / "nan", LLADA, nan), "is NaN or infinite"),
-        (wrong, "config.json differs in rms_norm_eps, rope_theta"),
-        (save(tmp_path / "moe", LLADA_MOE, random_weights(LLADA_MOE)), "differs in architectures"),
-        (short, "1 missing: model.transformer.ln_f.weight"),
-        (tmp_path / "none", "there is no folder"),
+        ("int8", "give unquantized weights"),
+        ("nan", "is NaN or infinite"),
+        ("other", "config.json differs in rms_norm_eps, rope_theta"),
+        ("moe", "differs in architectures"),
+        ("short", f"1 missing: {last}"),
+        ("none", "there is no folder"),
     ):
         with pytest.raises(ValueError, match=reason):
-            llm.update_weights(folder)
+            llm.update_weights(tmp_path / folder)
         assert ids(llm) == before
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from diffray import SamplingParams
 from diffray.cluster.control.engine_client import EngineFailed
 from tests.helpers.worker_groups import (
     LONG,
@@ -16,7 +17,6 @@ from tests.helpers.worker_groups import (
     in_process,
     prompts,
     under_way,
-    wish,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
@@ -37,7 +37,8 @@ async def test_what_is_killed_or_hangs_costs_a_pause_and_no_token(
     """Nor do answers with structured outputs lose one, greedy or drawn."""
     automaton = automaton_of("demo", "(?:[a-z]{1,8} ){60}[a-z]+")
     guided = LONG | {"ignore_eos": False}
-    params = [wish(LONG), wish(LONG), wish(guided), wish(guided | {"temperature": 0.8, "seed": 2})]
+    wishes = [LONG, LONG, guided, guided | {"temperature": 0.8, "seed": 2}]
+    params = [SamplingParams(**wish) for wish in wishes]
     grammars = [b"", b"", *[automaton.to_bytes()] * 2]
     asked = prompts("demo", 4)
     expected = in_process("demo", asked, params, grammars)
@@ -55,9 +56,8 @@ async def test_what_is_killed_or_hangs_costs_a_pause_and_no_token(
         assert not os.path.exists(f"/proc/{pid}"), "it hangs for ever"
         restarts = (await running.load()).restarts if part == "rank" else running.restarts
         assert restarts == 1
-    assert [a.ids for a in found] == [a.ids for a in expected]
-    for guided_answer in found[2:]:
-        assert automaton.follow(0, guided_answer.ids) == automaton.end
+    assert found == expected
+    assert all(automaton.follow(0, ids) == automaton.end for ids in found[2:])
 
 
 async def test_a_missing_checkpoint_is_reported_in_one_sentence() -> None:

@@ -1,7 +1,8 @@
-"""Runs tests that are coroutines, each in an event loop of its own. A pytest plugin."""
+"""Runs tests that are coroutines, each in an event loop of its own (a pytest plugin); `until`."""
 
 import asyncio
 import inspect
+from collections.abc import Callable
 
 import pytest
 
@@ -13,3 +14,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     named = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in named}))
     return True
+
+
+async def until(enough: Callable[[], object]) -> None:
+    """Let the tasks go on until something is so."""
+    async with asyncio.timeout(60):
+        while not enough():
+            await asyncio.sleep(0.001)

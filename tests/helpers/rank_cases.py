@@ -4,6 +4,7 @@ The functions are importable by name, because processes that are started anew mu
 """
 
 import random
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -19,10 +20,11 @@ from diffray.components.params import SamplingParams
 from diffray.kernels.checksum import checksum
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
-from diffray.workers.messages import Change, Request, Round
+from diffray.workers.messages import Change, Request, Round, Update
 from diffray.workers.setup import build_engine
 from tests.helpers.random_canvases import random_canvas
 from tests.helpers.random_grammars import random_automaton
+from tests.helpers.speculating import texts
 from tests.helpers.tiny_checkpoints import full_forward
 
 BIDIRECTIONAL: list[dict[str, Any]] = [
@@ -99,7 +101,6 @@ class Found:
     tokens: dict[int, list[int]]  # by request
     steps: dict[int, list[int]]
     logprobs: dict[int, list[float]]  # of the tokens and of the most probable ones
-    agreed: bool  # whether the ranks' canvases were equal after every round
     cached: int = 0  # tokens of prompts that were there
 
 
@@ -107,6 +108,17 @@ def engine_of(mesh: Mesh, model: str, **options: Any) -> Engine:
     ids = {"mask_token_id": 510, "eos_token_id": 511} if "golden" in model else {}
     given = {"dtype": "float64", "device": "cpu", "max_model_len": 64} | ids | options
     return build_engine(model, EngineOptions.model_validate(given), mesh)[0]
+
+
+def updates_of(
+    mesh: Mesh, engine: Engine, requests: Items[Request], steps: int = 1
+) -> Iterator[Update]:
+    """Run requests; after every round the canvases of all ranks must be equal."""
+    for request in requests:
+        engine.add(request)
+    while not engine.idle:
+        yield from engine.step(steps)
+        assert mesh.all_equal(checksum(engine.slots.ids_SN, engine.slots.masked_SN))
 
 
 def run_cases(mesh: Mesh, cases: Items[Case]) -> tuple[list[Found], int]:
@@ -124,34 +136,29 @@ def run_case(mesh: Mesh, case: Case) -> Found:
     spec = engine.model.spec
     logits_TV = full_forward(engine.model, list(range(20, 32)), 4 if spec.block_causal else 0)
     requests = [*requests_for(spec), *guided_requests(spec, engine.eos_token_ids)]
-    for request in requests:
-        engine.add(request)
     none: dict[int, list[Any]] = {request.uid: [] for request in requests}
-    found = Found(logits_TV, deepcopy(none), deepcopy(none), deepcopy(none), True)
-    while not engine.idle:
-        for update in engine.step(2):
-            found.tokens[update.uid] += update.ids
-            found.steps[update.uid] += update.steps
-            found.logprobs[update.uid] += update.logprobs
-            for top in update.top_logprobs:
-                found.logprobs[update.uid] += [value for _, value in top]
-            if update.finish_reason:
-                found = replace(found, cached=found.cached + update.cached_tokens)
-        canvases = checksum(engine.slots.ids_SN, engine.slots.masked_SN)
-        found = replace(found, agreed=found.agreed and bool(mesh.all_equal(canvases)))
+    found = Found(logits_TV, deepcopy(none), deepcopy(none), deepcopy(none))
+    for update in updates_of(mesh, engine, requests, 2):
+        found.tokens[update.uid] += update.ids
+        found.steps[update.uid] += update.steps
+        found.logprobs[update.uid] += update.logprobs
+        for top in update.top_logprobs:
+            found.logprobs[update.uid] += [value for _, value in top]
+        if update.finish_reason:
+            found = replace(found, cached=found.cached + update.cached_tokens)
     return found
 
 
 class Pinned(NamedTuple):
     tokens: dict[int, list[int]]  # by request
     fields: dict[int, dict[str, tuple[float, dict[str, float]]]]
-    agreed: bool
 
 
 def run_pinned(mesh: Mesh, model: str) -> Pinned:
     """Fill random canvases, greedily and not, with guidance and without."""
     engine = engine_of(mesh, model, max_num_seqs=8, max_model_len=256, page_size=8)
     size, mask_id = engine.model.spec.vocab_size, engine.slots.mask_token_id
+    requests = []
     for uid in range(8):
         canvas = random_canvas(random.Random(uid), size, mask_id, engine.eos_token_ids[0])
         params = SamplingParams(
@@ -159,20 +166,14 @@ def run_pinned(mesh: Mesh, model: str) -> Pinned:
             diffusion={"canvas": "pinned", "cfg_scale": (0, 0.7)[uid % 3 == 2]},
         )  # fmt: skip
         prompt = tuple(range(20, 40 + uid))
-        engine.add(Request(uid, prompt, params, grammar=canvas.to_bytes()))
-    found = Pinned({}, {}, True)
-    while not engine.idle:
-        for update in engine.step():
-            found.tokens[update.uid], found.fields[update.uid] = update.ids, update.fields
-        canvases = checksum(engine.slots.ids_SN, engine.slots.masked_SN)
-        found = found._replace(agreed=found.agreed and bool(mesh.all_equal(canvases)))
-    return found
+        requests.append(Request(uid, prompt, params, grammar=canvas.to_bytes()))
+    updates = [*updates_of(mesh, engine, requests)]
+    return Pinned({each.uid: each.ids for each in updates}, {u.uid: u.fields for u in updates})
 
 
 class Drafted(NamedTuple):
     tokens: dict[int, list[tuple[int, int]]]  # by request, with their steps
     forwards: int
-    agreed: bool
 
 
 def run_drafted(mesh: Mesh, model: str, *, speculation: bool = True) -> Drafted:
@@ -182,20 +183,17 @@ def run_drafted(mesh: Mesh, model: str, *, speculation: bool = True) -> Drafted:
     fixed = {"decoder": {"kind": "fixed", "steps": 24}} | verify
     lopa = {"decoder": {"kind": "lopa", "threshold": 0.3, "branches": 3}}
     policies = [fixed, lopa, fixed, {"decoder": {"kind": "threshold", "threshold": 0.3}} | verify]
+    requests = []
     for uid, policy in enumerate(policies):
         params = SamplingParams(
-            max_tokens=24, seed=uid, temperature=(0, 0, 0.4, 0)[uid], ignore_eos=True,
+            max_tokens=24,
+            seed=uid,
+            temperature=(0, 0, 0.4, 0)[uid],
+            ignore_eos=True,
             diffusion={"block_length": 8} | policy,
-        )  # fmt: skip
-        engine.add(Request(uid, tuple(range(20, 31 + uid)), params))
-    found: dict[int, list[tuple[int, int]]] = {uid: [] for uid in range(len(policies))}
-    agreed = True
-    while not engine.idle:
-        for update in engine.step():
-            found[update.uid] += zip(update.ids, update.steps, strict=True)
-        canvases = checksum(engine.slots.ids_SN, engine.slots.masked_SN)
-        agreed = agreed and bool(mesh.all_equal(canvases))
-    return Drafted(found, engine.forwards, agreed)
+        )
+        requests.append(Request(uid, tuple(range(20, 31 + uid)), params))
+    return Drafted(texts(updates_of(mesh, engine, requests)), engine.forwards)
 
 
 def requests_for(spec: ModelSpec) -> list[Request]:

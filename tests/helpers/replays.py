@@ -24,6 +24,12 @@ def into_the_same(out: Any, work: Callable[[], Any]) -> Callable[[], Any]:
     return replay
 
 
+def frozen(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Stand for a recording whose replays do nothing."""
+    out = work()
+    return lambda: out
+
+
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
     seen: list[Bucket] = []
     forward = Recorded.forward

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from diffray.components.model_spec import ModelSpec
 from diffray.components.params import SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Update
@@ -33,8 +34,9 @@ _OPTIONS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def draw_requests(count: int, seed: int, *, causal: bool, shifted: bool) -> list[Request]:
-    draws = random.Random(seed)
+def draw_requests(count: int, seed: int, spec: ModelSpec) -> list[Request]:
+    """Return requests without speculation, the same for the same seed."""
+    draws, causal = random.Random(seed), spec.block_causal
     found = []
     for uid in range(count):
         length = draws.randint(5, 60)
@@ -50,7 +52,7 @@ def draw_requests(count: int, seed: int, *, causal: bool, shifted: bool) -> list
             "cache": cache,
             "block_length": draws.choice((4, 8, 16, 20, 32)),
         }
-        if shifted and not causal and draws.random() < 0.4:
+        if spec.logit_shift and not causal and draws.random() < 0.4:
             diffusion["iteration"] = {"kind": "first_token"}
         if causal and diffusion["decoder"]["kind"] in ("threshold", "hierarchy"):
             iteration = {"kind": "sub_blocks", "sub_block_length": draws.choice((2, 3, 8))}

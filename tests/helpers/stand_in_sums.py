@@ -67,7 +67,6 @@ def _slow(inner: Sum, x: Tensor) -> Tensor:
     return inner(x)
 
 
-wrong_on_rank_1 = _on_rank_1(lambda inner, x: inner(x).index_fill_(0, torch.tensor([0]), 1.0))
 unequal = _on_rank_1(lambda inner, x: inner(x) * (1 + 1e-6))  # rounded otherwise, by a little
 crash_on_rank_1 = _on_rank_1(lambda *_: os.abort())
 hang_on_rank_1 = _on_rank_1(_hang)

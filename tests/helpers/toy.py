@@ -195,9 +195,14 @@ def drain(engine: Engine, steps: int = 1, limit: int = 5000) -> dict[int, list[i
 
 
 def generate(
-    model: ToyModel | ScriptedModel, prompt: tuple[int, ...], steps: int = 1, **params: Any
+    model: ToyModel | ScriptedModel,
+    prompt: tuple[int, ...],
+    suffix: tuple[int, ...] = (),
+    steps: int = 1,
+    **params: Any,
 ) -> list[int]:
-    return run(toy_engine(model), [Request(0, prompt, SamplingParams(**params))], steps)[0]
+    """Return the tokens of one request on an engine of its own."""
+    return run(toy_engine(model), [Request(0, prompt, SamplingParams(**params), suffix)], steps)[0]
 
 
 def last_update(engine: Engine, request: Request) -> tuple[list[int], Update]:

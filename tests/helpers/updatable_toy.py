@@ -15,7 +15,7 @@ from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
 from diffray.workers.sleeper import Sleeper
 from diffray.workers.upkeep import Upkeep
-from tests.helpers.toy import ToyModel, drain, toy_engine
+from tests.helpers.toy import ToyModel, run, toy_engine
 
 CONFIG: dict[str, Any] = {}
 
@@ -62,12 +62,9 @@ def updatable(block_causal: bool = False, **options: Any) -> Engine:
 
 
 def written(seed: int, requests: list[Request], block_causal: bool = False) -> list[list[int]]:
-    found = []
-    for request in requests:
-        engine = toy_engine(UpdatableToy(block_causal, seed))
-        engine.add(request)
-        found.append(drain(engine)[request.uid])
-    return found
+    """Return what each request would be answered by these weights alone."""
+    model = UpdatableToy(block_causal, seed)
+    return [run(toy_engine(model), [request])[request.uid] for request in requests]
 
 
 def asked(uid: int, length: int = 3, **params: Any) -> Request:

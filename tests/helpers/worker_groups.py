@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Items
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from diffray.cluster.control.engine_config import EngineConfig
@@ -14,25 +13,16 @@ from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.compile import compile_regex, vocabulary_of
 from diffray.components.params import SamplingParams
 from diffray.workers.admission import check_request
+from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request
+from diffray.workers.setup import build_engine
+from tests.helpers.toy import run
 
-LONG = {
+LONG: dict[str, Any] = {
     "max_tokens": 192,
     "ignore_eos": True,
     "diffusion": {"decoder": {"kind": "fixed", "steps": 96}},
 }
-
-
-@dataclass
-class Answer:
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str | None = None
-    forwards: int = 0
-
-
-def wish(given: dict[str, Any]) -> SamplingParams:
-    return SamplingParams(**given)
 
 
 @asynccontextmanager
@@ -58,21 +48,17 @@ def automaton_of(model: str, regex: str) -> Automaton:
 
 async def answer(
     engine: RemoteEngine, uid: int, prompt: list[int], params: SamplingParams, grammar: bytes = b""
-) -> Answer:
-    result = Answer()
+) -> list[int]:
     request = Request(uid, tuple(prompt), params, grammar=grammar)
-    async for update in engine.submit(check_request(request, engine.limits)):
-        result.ids += update.ids
-        result.logprobs += update.logprobs
-        result.finish_reason, result.forwards = update.finish_reason, update.forwards
-    return result
+    updates = engine.submit(check_request(request, engine.limits))
+    return [token async for update in updates for token in update.ids]
 
 
 def answers(
-    engine: RemoteEngine, asked: Items[list[int]], *each: Items[Any], first: int = 0
-) -> list[asyncio.Task[Answer]]:
+    engine: RemoteEngine, asked: Items[list[int]], *each: Items[Any]
+) -> list[asyncio.Task[list[int]]]:
     """Begin to ask; `each` are the prompts' parameters, and their grammars."""
-    numbered = enumerate(zip(asked, *each, strict=True), first)
+    numbered = enumerate(zip(asked, *each, strict=True))
     return [asyncio.create_task(answer(engine, uid, *given)) for uid, given in numbered]
 
 
@@ -82,27 +68,14 @@ async def under_way(running: RemoteEngine) -> None:
         await asyncio.sleep(0.01)
 
 
-def in_process(
-    model: str,
-    prompts: list[list[int]],
-    params: list[SamplingParams],
-    grammars: Items[bytes] | None = None,
-) -> list[Answer]:
-    """What the engine in this process answers; requests carry derived seeds, as a server's do."""
-    from diffray.workers.engine_options import EngineOptions
-    from diffray.workers.setup import build_engine
-
+def in_process(model: str, asked: Items[list[int]], *each: Items[Any]) -> list[list[int]]:
+    """What the engine in this process answers, one after the other."""
     engine, _ = build_engine(model, EngineOptions(dtype="float64"))
-    answers = [Answer() for _ in prompts]
-    asked = zip(prompts, params, grammars or [b""] * len(prompts), strict=True)
-    for uid, (prompt, each, grammar) in enumerate(asked):
-        engine.add(Request(uid, tuple(prompt), each, grammar=grammar))
-        while not engine.idle:
-            for update in engine.step(1):
-                answers[uid].ids += update.ids
-                answers[uid].logprobs += update.logprobs
-                answers[uid].finish_reason = update.finish_reason
-    return answers
+    found = []
+    for prompt, params, *grammar in zip(asked, *each, strict=True):
+        request = Request(0, tuple(prompt), params, grammar=b"".join(grammar))
+        found.append(run(engine, [request])[0])
+    return found
 
 
 def prompts(model: str, count: int) -> list[list[int]]:

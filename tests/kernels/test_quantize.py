@@ -19,7 +19,6 @@ from diffray.kernels.quantize import (
     quantize,
     quantize_rows,
     round_rows,
-    unpack_nibbles,
 )
 from diffray.kernels.quantized import (
     integer_product,
@@ -83,22 +82,21 @@ def test_a_part_is_the_part_of_the_whole(form: Format) -> None:
     assert kept.shape == w.shape
     scales = 3 * 6 * form.scales_of(2 * WIDTH)
     assert kept.nbytes == w.numel() * form.bits // 8 + scales * (5 if form.has_zero else 4)
-    whole = dequantize(kept, torch.float32)
+
+    def wide(kept: Quantized) -> Tensor:
+        return dequantize(kept, torch.float32)
+
+    whole = wide(kept)
     for index in (1, slice(1, 3), (slice(0, 2), slice(2, 5))):
-        assert torch.equal(dequantize(kept[index], torch.float32), whole[index])
-    assert torch.equal(
-        dequantize(kept.between(WIDTH, 2 * WIDTH), torch.float32), whole[..., WIDTH:]
-    )
-    first, second = kept.chunk(2, dim=1)
-    halves = [dequantize(half, torch.float32) for half in (first, second)]
-    assert torch.equal(torch.cat(halves, dim=1), whole)
-    alone = [dequantize(quantize(w[number], form), torch.float32) for number in range(3)]
+        assert torch.equal(wide(kept[index]), whole[index])
+    assert torch.equal(wide(kept.between(WIDTH, 2 * WIDTH)), whole[..., WIDTH:])
+    assert torch.equal(torch.cat([*map(wide, kept.chunk(2, dim=1))], dim=1), whole)
+    alone = [wide(quantize(each, form)) for each in w]
     assert torch.equal(torch.stack(alone), whole)
 
 
-def test_nibbles_come_back() -> None:
-    numbers = torch.arange(16, dtype=torch.uint8).repeat(3, 4)
-    assert torch.equal(unpack_nibbles(pack_nibbles(numbers)), numbers)
+def test_of_two_nibbles_the_first_is_the_lower() -> None:
+    """That all come back is what their formats' other tests are about."""
     assert pack_nibbles(torch.tensor([[1, 2]], dtype=torch.uint8)).tolist() == [[0x21]]
 
 
@@ -142,13 +140,13 @@ def test_packed_bytes_multiply_like_plain_ones_bit_for_bit(
     x[0], x[1], x[2] = 3, -3, 0
     bias = torch.randn(shape[0]).to(dtype)
     plain = quantized_linear(x, kept, bias)
+    parts = [slice(rows) for rows in (*range(36), 63, 64, 65, 96, 100, 128, 255, 300)]
+    parts += [slice(row, row + 1) for row in range(0, 300, 7)]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for rows in (*range(36), 63, 64, 65, 96, 100, 128, 255, 300):
-            assert torch.equal(quantized_linear(x[:rows], packed, bias), plain[:rows])
-        for row in range(0, 300, 7):
-            assert torch.equal(quantized_linear(x[row : row + 1], packed, bias)[0], plain[row])
+        for part in parts:
+            assert torch.equal(quantized_linear(x[part], packed, bias), plain[part])
     finally:
         torch.set_num_threads(before)
 

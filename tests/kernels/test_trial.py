@@ -14,6 +14,7 @@ from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.numeric_errors import choice_error, confidence_error, largest_error
 from diffray.kernels.trial import Call, Outcome, Record, Selection, attempt, choices_of
 from diffray.kernels.variants import Kernel, Run, Shape, Variant
+from tests.helpers.replays import again, frozen
 
 SHAPE = Shape((16,), (4,))
 WEIGHT = torch.linspace(0.5, 1.5, 16)
@@ -125,17 +126,6 @@ def test_what_a_kernel_stores_is_compared_and_left_as_it_was() -> None:
         assert not pool.any()
 
 
-def again(run: Run) -> Run:
-    """Stand for a recording: the same outputs, computed again from the same inputs."""
-    out = run()
-
-    def replay() -> Tensor:
-        out.copy_(run())
-        return out  # type: ignore[no-any-return]
-
-    return replay
-
-
 def test_a_kernel_that_adds_to_what_it_stored_is_replayed_from_where_it_began() -> None:
     """As one that ends a step does, each run of which changes what the next one would store."""
     pool = torch.ones(4, 16)
@@ -151,12 +141,6 @@ def test_a_kernel_that_adds_to_what_it_stored_is_replayed_from_where_it_began() 
     assert right.refused == "" and right.replayed_s == 1.0
     assert (pool == 1).all()  # every variant is tried on the same
     assert tried(adding(0.6), owner=owner, record=again).refused
-
-
-def frozen(run: Run) -> Run:
-    """Stand for a recording that replays nothing."""
-    out = run()
-    return lambda: out
 
 
 def test_a_replay_is_compared_and_timed_too() -> None:

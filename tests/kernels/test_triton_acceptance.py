@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.helpers.triton_device import DEVICE  # isort: skip
+from tests.helpers.triton_device import on_device  # isort: skip
 from diffray.kernels import acceptance as reference
 from diffray.kernels.acceptance import Progress, Rules, Settling
 from diffray.kernels.confidence import Confidence
@@ -53,12 +52,6 @@ def case(
     return found, Settling(heads_BL, open_BL, rules, progress, *canvases)
 
 
-def on_device(part: object) -> object:
-    if isinstance(part, Tensor):
-        return part.clone().to(DEVICE)
-    return type(part)(*map(on_device, part))  # type: ignore[call-overload]
-
-
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("rows", "length"), [(1, 32), (3, 1), (7, 33), (13, 64)])
@@ -68,7 +61,7 @@ def test_settle_equals_the_reference(
     found, place = case(rows, length, dtype, coarse=coarse)
     results = []
     for run in (settle, reference.settle):
-        args = on_device(found), *on_device(place)  # type: ignore[misc]
+        args = on_device(found), *on_device(place)
         run(*args)
         results.append([part.cpu() for part in SETTLE.written(*args)])
     changed = 0
@@ -90,7 +83,7 @@ def test_a_row_with_nothing_sure_gets_its_best_and_only_that() -> None:
     steps_B = torch.full((6,), 99)  # all odd positions have been taken
     progress = place.progress._replace(steps_B=steps_B, masked_BL=place.open_BL.clone())
     for run in (settle, reference.settle):
-        args = on_device(found), *on_device(place._replace(rules=rules, progress=progress))  # type: ignore[misc]
+        args = on_device(found), *on_device(place._replace(rules=rules, progress=progress))
         run(*args)
         taken_BL = place.open_BL & ~args[4].masked_BL.cpu()
         assert torch.equal(taken_BL.sum(-1), place.open_BL.any(-1).long())

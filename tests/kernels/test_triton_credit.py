@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.triton_device import DEVICE  # isort: skip
+from tests.helpers.triton_device import on_device  # isort: skip
 from diffray.kernels import credit as reference
 from diffray.kernels.confidence import Confidence, confidence_of_logits
 from diffray.kernels.credit import Credits, Gains, Memory
@@ -12,12 +12,6 @@ from diffray.kernels.triton.credit import reward
 
 VOCAB, MASK = 17, 9
 STEPS = 4
-
-
-def on_device(part: object) -> object:
-    if isinstance(part, Tensor):
-        return part.clone().to(DEVICE)
-    return type(part)(*map(on_device, part))  # type: ignore[call-overload]
 
 
 def blank_credits(rows: int, length: int, remembered: int) -> Credits:
@@ -65,7 +59,7 @@ def test_reward_equals_the_reference(
         expected = reference.reward(found, theirs, *about, MASK)
         assert torch.equal(got.ids_R.cpu(), expected.ids_R)
         torch.testing.assert_close(tuple(part.cpu() for part in got), tuple(expected))
-        kept = [part.cpu() for part in ours.memory]  # type: ignore[attr-defined]
+        kept = [part.cpu() for part in ours.memory]
         torch.testing.assert_close(kept, [*theirs.memory])
         plain_R = cells_R // length == 1
         for part, before in zip(got, found, strict=True):
@@ -77,6 +71,6 @@ def test_reward_equals_the_reference(
     nobody = Confidence(*(part[:0] for part in found))
     got = reward(on_device(nobody), ours, *map(on_device, (cells_R[:0], masked_BL)), MASK)  # type: ignore[call-arg, arg-type]
     assert len(got.ids_R) == 0
-    torch.testing.assert_close([part.cpu() for part in ours.memory], [*theirs.memory])  # type: ignore[attr-defined]
+    torch.testing.assert_close([part.cpu() for part in ours.memory], [*theirs.memory])
     assert changed == STEPS and overtaken > 0
     assert (theirs.memory.ids_BLK == MASK).any()  # it was on top, too

@@ -10,10 +10,7 @@ from tests.helpers.triton_device import DEVICE  # isort: skip
 from tests.helpers.triton_bfloat16 import exact_bfloat16  # isort: skip
 from diffray.kernels import router as reference
 from diffray.kernels.router import Routing
-from diffray.kernels.triton.router import (
-    grouped_sigmoid_router,
-    softmax_router,
-)
+from diffray.kernels.triton.router import grouped_sigmoid_router, softmax_router
 from diffray.kernels.triton.router_logits import split_logits
 
 FUSED = pytest.mark.parametrize("fused", [False, True])

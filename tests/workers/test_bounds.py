@@ -34,8 +34,7 @@ class Undecided(ScriptedModel):
 
 
 def kinds(union: Any) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = get_args(get_args(union)[0])
-    return found
+    return get_args(get_args(union)[0])
 
 
 def extremes(kind: type[Config]) -> Iterator[dict[str, Any]]:

@@ -1,10 +1,10 @@
 """What a start on a GPU tries, reads and keeps, with a stand-in for the GPU and for the trials."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -79,6 +79,8 @@ def test_later_starts_read_what_the_first_found(tried: list[TrialPlan]) -> None:
     assert len(tried) == 2  # of another dtype nothing is known
     bring_up(MODEL, EngineOptions(), Mesh(), again=True, say=said.append)
     assert len(tried) == 3
+    bring_up(MODEL, EngineOptions(cuda_graphs=False), Mesh(), again=True, say=said.append)
+    assert [plan.graphs for plan in tried] == [True] * 3 + [False]
 
 
 @pytest.mark.parametrize(
@@ -89,11 +91,6 @@ def test_unasked_or_without_variants_to_choose_from_nothing_is_tried(
 ) -> None:
     assert bring_up(MODEL, EngineOptions(**options), Mesh()) == Findings()
     assert not tried and not [*tmp_path.rglob("*.json")]
-
-
-def test_graphs_that_are_not_wanted_are_not_tried(tried: list[TrialPlan]) -> None:
-    bring_up(MODEL, EngineOptions(cuda_graphs=False), Mesh(), say=lambda _: None)
-    assert not tried[0].graphs
 
 
 def test_ranks_that_have_tried_nothing_together_say_that_they_record_nothing(
@@ -108,28 +105,20 @@ def test_ranks_that_have_tried_nothing_together_say_that_they_record_nothing(
     assert found.applied_to(EngineOptions(), 2).cuda_graphs is False
 
 
-@pytest.mark.parametrize(
-    ("dtype", "width", "capability", "recordable"),
-    [
+def test_torch_s_grouped_product_is_recorded_only_where_it_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is torch's form of the experts; one that waits for the host would rule out graphs."""
+    for dtype, width, capability, recordable in (
         (torch.bfloat16, 64, (9, 0), True),
         (torch.bfloat16, 64, (8, 0), False),  # torch loops over experts there, on the host
         (torch.bfloat16, 60, (9, 0), False),
         (torch.float32, 64, (9, 0), False),
-    ],
-)
-def test_torch_s_grouped_product_is_recorded_only_where_it_can_be(
-    dtype: torch.dtype,
-    width: int,
-    capability: tuple[int, int],
-    recordable: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is torch's form of the experts; one that waits for the host would rule out graphs."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    on_gpu: Callable[..., Any] = SimpleNamespace
-    x = on_gpu(dtype=dtype, is_cuda=True, device="cuda")
-    w2 = torch.empty(8, 64, width, device="meta")
-    assert EXPERTS.recordable(x, w2, w2) is recordable
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        x: Any = SimpleNamespace(dtype=dtype, is_cuda=True, device="cuda")
+        w2 = torch.empty(8, 64, width, device="meta")
+        assert EXPERTS.recordable(x, w2, w2) is recordable
 
 
 FILE_KEY = {"gpu": "NVIDIA Test 9000", "driver": "1.2"}
@@ -152,28 +141,23 @@ def test_what_was_found_is_read_by_all_later_starts(
     assert file.read() == RIGHT
     assert FindingsFile(FILE_KEY | {"driver": "1.3"}, tmp_path / "deep").read() is None
 
-    def full(*_: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("os.replace", full)
+    full = OSError("no space left on device")
+    monkeypatch.setattr("os.replace", Mock(side_effect=full))
     with pytest.raises(OSError, match="no space left"):
         file.write(Findings())
     assert file.read() == RIGHT
     assert [each.name for each in file.path.parent.iterdir()] == [file.path.name]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"outcomes": 1}', "\0\xff", "{}"])
-def test_a_file_that_is_damaged_or_of_another_key_is_ignored(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_damaged_or_of_another_key_is_ignored(tmp_path: Path) -> None:
+    """So is a folder that cannot be made."""
     file = FindingsFile(FILE_KEY, tmp_path)
-    file.path.write_text(text)
-    assert file.read() is None
-
-
-def test_a_folder_that_cannot_be_made_does_not_stop_the_start(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    file = FindingsFile(FILE_KEY, tmp_path / "file" / "deep")
-    with file.lock(1.0):
+    for text in ("", "{", "[]", "null", '{"outcomes": 1}', "\0\xff", "{}"):
+        file.path.write_text(text)
         assert file.read() is None
+    nowhere = FindingsFile(FILE_KEY, file.path / "deep")
+    with nowhere.lock(1.0):
+        assert nowhere.read() is None
 
 
 def test_waiting_for_another_process_has_a_limit(tmp_path: Path) -> None:
@@ -189,11 +173,8 @@ def test_files_are_in_the_user_s_cache(tmp_path: Path, monkeypatch: pytest.Monke
     assert cache_folder() == tmp_path / "diffray/kernels"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache/diffray/kernels"
-
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", no_home)
+    no_home = RuntimeError("Could not determine home directory.")
+    monkeypatch.setattr(Path, "home", Mock(side_effect=no_home))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert cache_folder().is_relative_to(tmp_path)
 
@@ -267,23 +248,21 @@ def test_graphs_that_were_not_tried_are_not_used(graphs: bool) -> None:
     assert found.applied_to(EngineOptions()).cuda_graphs is (False if graphs else None)
 
 
-def trials_of(wrong: str, launched: GraphsOutcome, early: GraphsOutcome) -> Trials:
-    """Return trials of which the fastest variants were right together and the early ones may be."""
-    trials = Trials(plan(graphs=True), TimeLimits())
-    trials.wrong = {"fastest": "", "early": wrong}
-    trials.graphs = {"fastest": launched, "early": early}
-    return trials
-
-
 def test_variants_that_start_early_are_used_if_they_make_a_step_faster() -> None:
-    """By themselves they are no faster."""
+    """By themselves they are no faster; the fastest ones were right together."""
     slow, fast, none = GraphsOutcome("", 3.0, 2.0), GraphsOutcome("", 3.0, 1.9), GraphsOutcome("no")
-    assert trials_of("", slow, fast).selection == "early"
-    assert trials_of("", fast, slow).selection == "fastest"
-    assert trials_of("they race", slow, fast).selection == "fastest"
-    assert trials_of("", slow, none).selection == "fastest"
-    assert trials_of("", none, slow).selection == "early"
-    assert trials_of("", none, none).selection == "fastest"
+    trials = Trials(plan(graphs=True), TimeLimits())
+    for wrong, launched, early, selection in (
+        ("", slow, fast, "early"),
+        ("", fast, slow, "fastest"),
+        ("they race", slow, fast, "fastest"),
+        ("", slow, none, "fastest"),
+        ("", none, slow, "early"),
+        ("", none, none, "fastest"),
+    ):
+        trials.wrong = {"fastest": "", "early": wrong}
+        trials.graphs = {"fastest": launched, "early": early}
+        assert trials.selection == selection
     found = Findings(conflicts={"early": "they race"})
     line = "kernels: the earliest variants are not used: they fail together: they race"
     assert [*found.lines()] == [line]

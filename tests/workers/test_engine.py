@@ -1,9 +1,9 @@
 """The engine's promises: alone or batched, interrupted or not, a request finds the same tokens."""
 
 import re
-from collections import defaultdict
 from itertools import count
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -62,23 +62,17 @@ def test_an_interrupted_round_is_not_reported_to_who_was_cancelled(
 
 def sizes_of(cache: str, shift: int, prompt: int) -> str:
     """Return how many positions each forward runs."""
-    model, sizes = ToyModel(block_causal=True, logit_shift=shift), list[str]()
-    forward = model.forward
-
-    def noted(x_TH: Tensor, *others: Any) -> Tensor:
-        sizes.append(str(len(x_TH)))
-        return forward(x_TH, *others)
-
-    model.forward = noted  # type: ignore[method-assign, assignment]
-    generate(
-        model, prompt_of(prompt), max_tokens=32 - prompt, ignore_eos=True,
-        diffusion={
-            "block_length": 8, "cache": {"kind": cache},
-            "decoder": {"kind": "threshold", "threshold": 1, "steps_per_block": 8},
-            "iteration": {"kind": "sub_blocks", "sub_block_length": 4},
-        },
-    )  # fmt: skip
-    return " ".join(sizes)
+    model = ToyModel(block_causal=True, logit_shift=shift)
+    policy = {
+        "block_length": 8,
+        "cache": cache,
+        "decoder": {"kind": "threshold", "threshold": 1, "steps_per_block": 8},
+        "iteration": {"kind": "sub_blocks", "sub_block_length": 4},
+    }
+    with patch.object(model, "forward", wraps=model.forward) as forward:
+        given: dict[str, Any] = {"max_tokens": 32 - prompt, "ignore_eos": True}
+        generate(model, prompt_of(prompt), diffusion=policy, **given)
+    return " ".join(str(len(call.args[0])) for call in forward.call_args_list)
 
 
 def test_what_steps_of_sub_blocks_run() -> None:
@@ -95,15 +89,12 @@ def test_what_steps_of_sub_blocks_run() -> None:
 
 def test_denoising_goes_on_while_a_prompt_fills() -> None:
     engine = toy_engine(CAUSAL, chunk=8)
-    engine.add(Request(0, prompt_of(8), SamplingParams(max_tokens=24, ignore_eos=True,
-                       diffusion={"block_length": 8})))  # fmt: skip
-    engine.add(
-        Request(1, prompt_of(200), SamplingParams(max_tokens=8, diffusion={"block_length": 8}))
-    )
-    early = [engine.step() for _ in range(10)]  # 200 / 8 chunks take longer than that
-    assert any(update.ids for updates in early for update in updates)
-    assert all(update.uid == 0 for updates in early for update in updates)
-    assert set(drain(engine)) >= {1}
+    for uid, (prompt, tokens) in enumerate(((8, 24), (200, 8))):
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True, diffusion={"block_length": 8})
+        engine.add(Request(uid, prompt_of(prompt), params))
+    early = [update for _ in range(10) for update in engine.step()]  # 200 / 8 chunks take longer
+    assert any(update.ids for update in early) and {update.uid for update in early} == {0}
+    assert 1 in drain(engine)
 
 
 @pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
@@ -119,15 +110,14 @@ def test_vicinity_without_neighbours_is_dual(model: ToyModel) -> None:
 def test_one_step_chooses_the_best_of_one_forward_over_the_whole_canvas(model: ToyModel) -> None:
     """Shifted logits are those of the position before; the canvas's first alone reads its own."""
     one_step: dict[str, object] = {"block_length": 64, "decoder": {"kind": "fixed", "steps": 1}}
-    params = SamplingParams(max_tokens=12, ignore_eos=True, diffusion=one_step)
     for prompt, suffix in (((), (1, 2, 3)), (prompt_of(9), (4,)), (prompt_of(1), ())):
-        request = Request(0, prompt, params, suffix=suffix)
         logits = full_forward(model, [*prompt, *[MASK] * 12, *suffix]).clone()
         if model is SHIFTED:
             logits = torch.cat([logits[:1], logits[:-1]])
         logits[:, MASK] = -torch.inf
         expected = logits.argmax(-1)[len(prompt) : len(prompt) + 12].tolist()
-        assert run(toy_engine(model), [request])[0] == expected
+        given: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "diffusion": one_step}
+        assert generate(model, prompt, suffix, **given) == expected
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -174,8 +164,7 @@ def test_special_ids_in_the_prompt_are_ordinary_tokens() -> None:
         slot = engine.running[0].slot
         assert engine.slots.ids_SN[slot, :6].tolist() == list(prompt)
         assert not engine.slots.masked_SN[slot, :6].any()
-    scripted = generate(ScriptedModel(certain({})), prompt, max_tokens=20)
-    assert scripted == [1] * 20
+    assert generate(ScriptedModel(certain({})), prompt, max_tokens=20) == [1] * 20
 
 
 def test_logit_bias_moves_the_choice() -> None:
@@ -271,47 +260,36 @@ def test_blocks_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_soft_diffusion_looks_at_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the vocabulary's logits and probabilities a canvas may have more than fit a memory."""
-    seen: list[int] = []
-
-    class Watched(ToyModel):
-        def head(self, hidden_RH: Tensor) -> Tensor:
-            seen.append(len(hidden_RH))
-            return super().head(hidden_RH)
-
-        def expected_embedding(self, weights_RV: Tensor) -> Tensor:
-            seen.append(len(weights_RV))
-            return super().expected_embedding(weights_RV)
-
     policy: dict[str, object] = {"block_length": 8, "iteration": {"kind": "soft"}}
     params = SamplingParams(max_tokens=64, ignore_eos=True, diffusion=policy)
     requests = [Request(uid, prompt_of(8 + uid), params) for uid in range(3)]
     expected = run(toy_engine(BIDIRECTIONAL), requests)
     monkeypatch.setattr("diffray.workers.batch_plan._SOFT_ROWS", 24)
-    assert run(toy_engine(Watched()), requests) == expected
+    model = ToyModel()
+    spies = [Mock(wraps=each) for each in (model.head, model.expected_embedding)]
+    with patch.multiple(model, head=spies[0], expected_embedding=spies[1]):
+        assert run(toy_engine(model), requests) == expected
+    seen = [len(call.args[0]) for spy in spies for call in spy.call_args_list]
     assert max(seen) == 24  # as many as the three blocks have
 
 
 def test_soft_requests_wait_for_memory() -> None:
     """Together they hold no more rows than there may be, and the others none."""
     soft: dict[str, object] = {"iteration": {"kind": "soft"}, "block_length": 8}
-    requests = [
-        Request(
-            uid,
-            prompt_of(8, seed=uid),
-            SamplingParams(max_tokens=16, ignore_eos=True, diffusion=soft if uid else {}),
-        )
-        for uid in range(6)
-    ]
+    requests = []
+    for uid in range(6):
+        policy = soft if uid else {}
+        params = SamplingParams(max_tokens=16, ignore_eos=True, diffusion=policy)
+        requests.append(Request(uid, prompt_of(8, seed=uid), params))
     expected = run(toy_engine(BIDIRECTIONAL), requests)
     engine = toy_engine(BIDIRECTIONAL)
     engine.slots.soft.most_rows = 50  # canvases have 24 positions
     for request in requests:
         engine.add(request)
-    found: dict[int, list[int]] = defaultdict(list)
+    found: dict[int, list[int]] = {uid: [] for uid in range(6)}
     while not engine.idle:
         for update in engine.step():
             found[update.uid] += update.ids
-        waiting = len([each for each in engine.running if each.uid])
-        assert waiting <= 2 and engine.slots.soft.num_rows in (0, 25, 49)
-    assert engine.slots.soft.num_rows == 0
-    assert found == expected
+        assert sum(each.uid > 0 for each in engine.running) <= 2
+        assert engine.slots.soft.num_rows in (0, 25, 49)
+    assert engine.slots.soft.num_rows == 0 and found == expected

@@ -2,11 +2,10 @@
 
 import inspect
 import pickle
-import subprocess
-import sys
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from diffray import DiffusionLLM
 from diffray.cluster.control.engine_config import EngineConfig, RanksKeywords, RanksOptions
 from diffray.components.config import Config
 from diffray.components.dtypes import DTYPE_NAMES
+from diffray.components.kv_pool import kv_format
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.engine_options import EngineOptions
@@ -69,25 +69,37 @@ def test_values_may_be_torch_s_and_sizes_texts() -> None:
     assert set(DTYPE_NAMES) | {"auto"} == set(get_args(FIELDS["dtype"].annotation))
 
 
-def test_options_are_read_without_torch() -> None:
-    code = "import sys, diffray.cluster.control.engine_config; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
 @pytest.mark.parametrize("length", [8, 64])
 def test_graphs_are_for_the_blocks_of_the_default_policy(
     length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built: list[EngineOptions] = []
-
-    def build(model: str, options: EngineOptions) -> tuple[None, None]:
-        built.append(options)
-        raise InterruptedError
-
+    build = Mock(side_effect=InterruptedError)
     monkeypatch.setattr("diffray.cluster.control.llm.build_engine", build)
     with pytest.raises(InterruptedError):
         DiffusionLLM("demo", diffusion=DiffusionParams(block_length=length))
     with pytest.raises(InterruptedError):
         DiffusionLLM("demo", diffusion={"block_length": length}, graph_block_length=16)
+    built = [call.args[1] for call in build.call_args_list]
     assert [options.graph_block_length for options in built] == [length, 16]
+
+
+def test_the_same_memory_holds_more_positions_of_few_bits() -> None:
+    pages = {}
+    for name in ("auto", "int8", "uint4"):
+        with DiffusionLLM(
+            "demo", dtype="float32", device="cpu", kv_cache_dtype=name, kv_cache_memory="4MiB"
+        ) as llm:
+            pages[name] = llm.limits.num_pages
+            assert llm.engine.kv.nbytes <= (4 << 20) + llm.engine.kv.nbytes // pages[name]
+    assert pages["int8"] / pages["auto"] == pytest.approx(32 / 9, rel=0.05)  # 128 to 36 bytes
+    assert pages["uint4"] / pages["auto"] == pytest.approx(32 / 5, rel=0.05)  # 128 to 20 bytes
+
+
+def test_heads_that_do_not_fit_a_format_are_refused_in_one_sentence() -> None:
+    message = (
+        "kv_cache_dtype 'uint4' has a scale for each 32 numbers of a head, and this model's heads "
+        "have 80; choose int8 or auto"
+    )
+    with pytest.raises(ValueError, match=message):
+        kv_format("uint4", [(4, 64), (4, 80)])
+    assert kv_format("int8", [(4, 80)]) is not None and kv_format("auto", [(4, 80)]) is None

@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,17 +25,13 @@ from benchmarks.golden import (
 )
 from benchmarks.mix_rule import by_rule
 from diffray import DiffusionLLM, SamplingParams
-from diffray.workers.engine import Engine
-from diffray.workers.messages import Update
 from tests.helpers.paths import GOLDEN
 
 
 @cache
 def model(family: str, dtype: str) -> DiffusionLLM:
-    return DiffusionLLM(
-        str(GOLDEN / family), dtype=dtype, mask_token_id=mask(family), eos_token_id=EOS,
-        max_num_seqs=64,
-    )  # fmt: skip
+    ids: dict[str, Any] = {"mask_token_id": mask(family), "eos_token_id": EOS}
+    return DiffusionLLM(str(GOLDEN / family), dtype=dtype, max_num_seqs=64, **ids)
 
 
 def mask(family: str) -> int | None:
@@ -130,26 +128,19 @@ def test_rounds_of_several_steps_waste_next_to_no_forward(
     batch: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looks at results before any block is likely to end: no row idles."""
-    rounds, step = [0], Engine.step
-
-    def counted(engine: Engine, steps: int = 1) -> list[Update]:
-        rounds[-1] += 1
-        return step(engine, steps)
-
-    monkeypatch.setattr(Engine, "step", counted)
     prompts = [[5 + (13 * i + 7 * j) % 200 for j in range(30 + i)] for i in range(8)]
     params = SamplingParams(max_tokens=96, ignore_eos=True)
+    options: dict[str, Any] = {"mask_token_id": MASK, "eos_token_id": EOS, "max_num_seqs": batch}
     found = []
     for steps in (1, 8):
-        rounds.append(0)
-        with DiffusionLLM(
-            str(GOLDEN / "llada"), dtype="float32", mask_token_id=MASK, eos_token_id=EOS,
-            max_num_seqs=batch, steps_per_round=steps,
-        ) as llm:  # fmt: skip
+        options |= {"dtype": "float32", "steps_per_round": steps}
+        with DiffusionLLM(str(GOLDEN / "llada"), **options) as llm:
+            step = Mock(wraps=llm.engine.step)
+            monkeypatch.setattr(llm.engine, "step", step)
             outputs = llm.generate(prompts[:most], params, use_tqdm=False)
-            found.append(([out.outputs[0].token_ids for out in outputs], llm.engine.forwards))
-    (tokens, forwards), (unrolled_tokens, unrolled) = found
-    assert unrolled_tokens == tokens
+            ids = [out.outputs[0].token_ids for out in outputs]
+            found.append((ids, llm.engine.forwards, step.call_count))
+    (tokens, forwards, rounds), (unrolled_tokens, unrolled, unrolled_rounds) = found
+    assert unrolled_tokens == tokens and rounds == forwards
     assert unrolled <= 1.01 * forwards
-    assert rounds[-2] == forwards
-    assert rounds[-1] < 0.3 * unrolled, rounds
+    assert unrolled_rounds < 0.3 * unrolled

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from benchmarks.host_time import host_seconds
 from diffray import SamplingParams
 from diffray.components.backend import Record, choose_recorder
 from diffray.components.mesh import Mesh
 from diffray.kernels.acceptance import settle
 from diffray.kernels.choose import TORCH
 from diffray.workers import batch_plan
+from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
@@ -135,17 +137,12 @@ def test_a_recording_holds_nothing_of_the_requests_it_was_made_with(model: ToyMo
     """A trace made on padding alone is replayed for others: slots, pages, positions, tokens."""
     engine = with_graphs(toy_engine(model), [Bucket(3, 24)], traced)
     for wave in range(3):
-        policy = {"block_length": 6 + wave, "cache": {"kind": "none"}}
-        if model is BIDIRECTIONAL:
-            policy["cache"] = {"kind": "prefix", "refresh": 100}
-        requests = [
-            Request(
-                10 * wave + number,
-                prompt_of(4 + 3 * number + wave, seed=wave),
-                SamplingParams(max_tokens=9 + number, ignore_eos=True, diffusion=policy),
-            )
-            for number in range(1 + wave)
-        ]
+        cache = {"kind": "prefix", "refresh": 100} if model is BIDIRECTIONAL else {"kind": "none"}
+        policy, requests = {"block_length": 6 + wave, "cache": cache}, []
+        for number in range(1 + wave):
+            params = SamplingParams(max_tokens=9 + number, ignore_eos=True, diffusion=policy)
+            prompt = prompt_of(4 + 3 * number + wave, seed=wave)
+            requests.append(Request(10 * wave + number, prompt, params))
         assert run(engine, requests, steps=2) == run(toy_engine(model), requests)
 
 
@@ -246,3 +243,16 @@ def test_graphs_are_refused_where_they_cannot_be() -> None:
         choose_recorder(True, cpu, "torch")
     with pytest.raises(ValueError, match="cuda_graphs needs kernels 'triton', and these are"):
         choose_recorder(True, gpu, "torch")
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_every_part_of_the_host_s_time_is_counted(
+    recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And watching leaves no trace."""
+    methods, seen = ({**vars(Engine)}, {**vars(BatchPlan)}), replays(monkeypatch)
+    rounds, seconds = host_seconds(2, "exact", recorded, 32)
+    assert (len(seen) > 5) == recorded
+    assert rounds == 6  # of the two requests one takes 5 steps, the other 6
+    assert all(0 < seconds[part] < 1 for part in ("before", "beside", "after"))
+    assert ({**vars(Engine)}, {**vars(BatchPlan)}) == methods

@@ -64,21 +64,16 @@ def test_what_is_added_is_denoised_as_a_canvas_after_a_longer_prompt(kind: str, 
     policy: dict[str, Any] = {"decoder": {"kind": kind}, "cache": {"kind": cache}}
     policy["block_length"] = 8
     prompt, parts = prompt_of(10), list[int]()
+    fixed: dict[str, Any] = {"ignore_eos": True, "diffusion": policy | {"canvas": "fixed"}}
     for _ in range(3):
-        fixed = policy | {"canvas": "fixed"}
-        shown = (*prompt, *parts)
-        parts += generated(
-            BIDIRECTIONAL, shown, max_tokens=CANVAS, ignore_eos=True, diffusion=fixed
-        )
-    whole = generated(
-        BIDIRECTIONAL, prompt, max_tokens=3 * CANVAS, ignore_eos=True, diffusion=growing(policy)
-    )
-    assert whole == parts
+        parts += generated(BIDIRECTIONAL, (*prompt, *parts), max_tokens=CANVAS, **fixed)
+    grown = fixed | {"diffusion": growing(policy)}
+    assert generated(BIDIRECTIONAL, prompt, max_tokens=3 * CANVAS, **grown) == parts
 
 
 def test_it_grows_up_to_the_context_and_stops_at_an_end_token() -> None:
     """The end token is in the second of three blocks; without early stop the canvas is filled."""
-    model, context = ScriptedModel(certain({60: EOS})), 512
+    model = ScriptedModel(certain({60: EOS}))
     for early in (True, False):
         policy = growing({"iteration": {"kind": "blockwise", "early_stop": early}}, length=96)
         request = Request(0, prompt_of(8), SamplingParams(max_tokens=400, diffusion=policy))
@@ -86,11 +81,10 @@ def test_it_grows_up_to_the_context_and_stops_at_an_end_token() -> None:
         ids, last = last_update(engine, request)
         assert (len(ids), ids[-1], last.finish_reason) == (53, EOS, "stop")
         assert engine.forwards == (2 if early else 3)
-    never = ScriptedModel(certain({}))
-    diffusion = growing({}, length=200)
-    request = Request(1, prompt_of(8), SamplingParams(max_tokens=context - 8, diffusion=diffusion))
-    ids, last = last_update(toy_engine(never), request)
-    assert (len(ids), last.finish_reason) == (context - 8, "length")
+    params = SamplingParams(max_tokens=512 - 8, diffusion=growing({}, length=200))
+    never = toy_engine(ScriptedModel(certain({})))
+    ids, last = last_update(never, Request(1, prompt_of(8), params))
+    assert (len(ids), last.finish_reason) == (512 - 8, "length")
 
 
 def test_pages_and_slots_are_those_of_the_canvas_so_far() -> None:

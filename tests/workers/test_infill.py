@@ -9,14 +9,9 @@ from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
 from tests.helpers.mixed_requests import BIDIRECTIONAL, MIXED
 from tests.helpers.tiny_checkpoints import full_forward
-from tests.helpers.toy import EOS, MASK, prompt_of, run, toy_engine
+from tests.helpers.toy import EOS, MASK, generate, prompt_of, toy_engine
 
 SUFFIX = (7, EOS, MASK, 9, 11, 3, 2, 60, 1)
-
-
-def infill(prompt: tuple[int, ...], suffix: tuple[int, ...], **params: Any) -> list[int]:
-    request = Request(0, prompt, SamplingParams(ignore_eos=True, **params), suffix)
-    return run(toy_engine(BIDIRECTIONAL), [request])[0]
 
 
 @pytest.mark.parametrize("policy", MIXED, ids=lambda policy: policy["decoder"]["kind"])
@@ -31,11 +26,11 @@ def test_suffix_is_seen_and_never_altered(policy: dict[str, object]) -> None:
         slot = engine.running[0].slot if engine.running else slot
         assert engine.slots.ids_SN[slot, place].tolist() == list(SUFFIX)
         assert not engine.slots.masked_SN[slot, place].any()
-    found = infill(prompt_of(9), SUFFIX, max_tokens=30, diffusion=policy)
-    assert len(found) == 30
-    assert MASK not in found
-    assert found != infill(prompt_of(9), (), max_tokens=30, diffusion=policy)
-    assert found != infill(prompt_of(9), SUFFIX[::-1], max_tokens=30, diffusion=policy)
+    given: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True, "diffusion": policy}
+    found = generate(BIDIRECTIONAL, prompt_of(9), SUFFIX, **given)
+    assert len(found) == 30 and MASK not in found
+    for other in ((), SUFFIX[::-1]):
+        assert found != generate(BIDIRECTIONAL, prompt_of(9), other, **given)
 
 
 @pytest.mark.parametrize("suffix", [SUFFIX, ()])
@@ -46,8 +41,6 @@ def test_guidance_is_llada_s_formula(suffix: tuple[int, ...]) -> None:
     seen = full_forward(BIDIRECTIONAL, [*prompt, *[MASK] * length, *suffix])
     combined = (blind + (scale + 1) * (seen - blind))[len(prompt) : len(prompt) + length]
     combined[:, MASK] = -torch.inf
-    found = infill(
-        prompt, suffix, max_tokens=length,
-        diffusion={"cfg_scale": scale, "decoder": {"kind": "fixed", "steps": 1}},
-    )  # fmt: skip
-    assert found == combined.argmax(-1).tolist()
+    policy = {"cfg_scale": scale, "decoder": {"kind": "fixed", "steps": 1}}
+    given: dict[str, Any] = {"max_tokens": length, "ignore_eos": True, "diffusion": policy}
+    assert generate(BIDIRECTIONAL, prompt, suffix, **given) == combined.argmax(-1).tolist()

@@ -13,6 +13,7 @@ from diffray.components.batch import Batch, Window
 from diffray.components.params import SamplingParams
 from diffray.kernels.noise import gumbel
 from diffray.workers.messages import Request, Resume
+from tests.helpers.mixed_requests import BIDIRECTIONAL
 from tests.helpers.resuming import updates_of
 from tests.helpers.speculating import KINDS, run_all, speculating, texts
 from tests.helpers.toy import CPU, MASK, ToyModel, prompt_of, toy_engine
@@ -84,11 +85,8 @@ class Search:
         """Return the masks that may be decided now, the surest first."""
         masks = [at for at in range(start, stop) if branch.canvas[at] is None]
         if self.sub_block:
-            masks = [
-                at
-                for at in masks
-                if (at - start) // self.sub_block == (masks[0] - start) // self.sub_block
-            ]
+            stop = masks[0] + self.sub_block - (masks[0] - start) % self.sub_block
+            masks = [at for at in masks if at < stop]
         return sorted(masks, key=lambda at: (-found[at].confidence, at))
 
     def _with(self, branch: Branch, at: int, token: int, step: int) -> Branch:
@@ -134,14 +132,12 @@ def _mean(found: dict[int, Found]) -> float:
     return sum(max(each.confidence, 0.0) for each in found.values()) / len(found)
 
 
-def draw_requests(
-    count: int, seed: int, *, causal: bool = False, shifted: bool = False
-) -> list[Request]:
+def draw_requests(count: int, seed: int, model: ToyModel = BIDIRECTIONAL) -> list[Request]:
     """Return requests whose branches the search can follow."""
-    draws = random.Random(seed)
+    draws, causal = random.Random(seed), model.spec.block_causal
     found = []
     iterations: list[dict[str, Any]] = [{"kind": "block_diffusion" if causal else "blockwise"}]
-    if causal and not shifted:
+    if causal and not model.spec.logit_shift:
         iterations.append({"kind": "sub_blocks", "sub_block_length": 3})
     for uid in range(count):
         lopa = {"threshold": draws.choice((0.4, 0.6, 0.9)), "branches": draws.choice((1, 2, 4, 7))}
@@ -172,7 +168,7 @@ def changed(request: Request, decoder: dict[str, Any], **given: Any) -> Request:
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_steps_and_forwards_are_those_of_the_search(kind: str) -> None:
     model, taken = ToyModel(**KINDS[kind]), 0
-    for request in draw_requests(14, 1, causal="causal" in kind, shifted="shifted" in kind):
+    for request in draw_requests(14, 1, model):
         search, engine = Search(model, request), toy_engine(model)
         assert texts(run_all(engine, [request]))[request.uid] == search.run(), request
         assert engine.forwards == search.forwards
@@ -184,10 +180,9 @@ def test_tokens_steps_and_forwards_are_those_of_the_search(kind: str) -> None:
 def test_batched_equals_alone_where_the_room_is_equal(kind: str) -> None:
     """Each may have three branches, beside a request that drafts and one that does not."""
     model = ToyModel(**KINDS[kind])
-    requests = draw_requests(5, 2, causal="causal" in kind, shifted="shifted" in kind)
-    requests = [changed(request, LOPA) for request in requests[:3]] + [
-        changed(request, {"kind": "threshold", "threshold": 0.6}) for request in requests[3:]
-    ]
+    plain = {"kind": "threshold", "threshold": 0.6}
+    drawn = zip(draw_requests(5, 2, model), (*[LOPA] * 3, plain, plain), strict=True)
+    requests = [changed(request, decoder) for request, decoder in drawn]
     requests[-1:] = speculating(requests[-1:])
     expected: dict[int, list[tuple[int, int]]] = {}
     for request in requests:
@@ -199,7 +194,7 @@ def test_batched_equals_alone_where_the_room_is_equal(kind: str) -> None:
 @pytest.mark.parametrize("scarce", ["overhead", "rows", "pages", "slots"])
 def test_without_room_it_is_threshold_decoding(scarce: str) -> None:
     """Strictly above the threshold, or the best: `threshold` with a step for each position."""
-    model = ToyModel()
+    model = BIDIRECTIONAL
     for drawn in draw_requests(4, 3):
         request = changed(replace(drawn, prompt=prompt_of(14)), LOPA, max_tokens=34)
         plain = {"kind": "threshold", "threshold": 0.6, "steps_per_block": 34}

@@ -3,7 +3,7 @@
 import pickle
 import subprocess
 import sys
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,14 +19,10 @@ SEEDS = st.none() | st.integers(-(2**63), 2**63 - 1)
 BIASES = st.dictionaries(st.integers(0, 1 << 20), st.floats(-100, 100))
 
 
-T = TypeVar("T")
-
-
-def travelled(record: T, how: str) -> T:
+def travelled(record: Any, how: str) -> Any:
     """Return it as another process gets it: over the control channel, or through Ray."""
     if how == "pickle":
-        arrived: T = pickle.loads(pickle.dumps(record))
-        return arrived
+        return pickle.loads(pickle.dumps(record))
     return msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=type(record))
 
 

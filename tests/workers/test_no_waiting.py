@@ -47,25 +47,20 @@ def test_no_step_but_the_first_waits(
     model: ToyModel, policies: Policies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For every decoder, with filters and guidance; windows stay, as without a cache they do."""
-    requests = [
-        Request(
-            uid,
-            prompt_of(9, seed=uid),
-            SamplingParams(
-                max_tokens=20,
-                ignore_eos=True,
-                min_tokens=uid,
-                logit_bias={5: 1.0} if uid % 2 else {},
-                diffusion=policy | {"cache": {"kind": "none"}},
-            ),
+    requests = []
+    for uid, policy in enumerate(policies):
+        if policy.get("iteration") == {"kind": "first_token"}:
+            continue  # its second step asks for more positions, so it is planned like a first
+        params = SamplingParams(
+            max_tokens=20,
+            ignore_eos=True,
+            min_tokens=uid,
+            logit_bias={5: 1.0} if uid % 2 else {},
+            diffusion=policy | {"cache": {"kind": "none"}},
         )
-        for uid, policy in enumerate(policies)
-        # Its second step asks for more positions, so it is planned like a first.
-        if policy.get("iteration") != {"kind": "first_token"}
-    ]
-    monkeypatch.setattr(
-        "diffray.workers.engine.steps_ahead", lambda _: 4
-    )  # else rounds would often have one step
+        requests.append(Request(uid, prompt_of(9, seed=uid), params))
+    # Else rounds would often have one step.
+    monkeypatch.setattr("diffray.workers.engine.steps_ahead", lambda _: 4)
     expected = run(toy_engine(model), requests, steps=4)
     monkeypatch.setattr(BatchPlan, "denoise", watched(BatchPlan.denoise))
     assert run(toy_engine(model), requests, steps=4) == expected

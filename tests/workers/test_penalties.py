@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -163,17 +164,10 @@ def test_tokens_are_those_of_a_slow_sampler(
 
 
 def test_neutral_values_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("asked for by nobody")
-
+    refuse = Mock(side_effect=AssertionError("asked for by nobody"))
     monkeypatch.setattr("diffray.workers.batch_plan.propose", refuse)
-    neutral: dict[str, Any] = {
-        "presence_penalty": 0,
-        "frequency_penalty": -0.0,
-        "repetition_penalty": 1,
-        "min_p": 0,
-        "no_repeat_ngram_size": 0,
-    }
+    zeros = "presence_penalty", "frequency_penalty", "min_p", "no_repeat_ngram_size"
+    neutral: dict[str, Any] = dict.fromkeys(zeros, -0.0) | {"repetition_penalty": 1}
     for temperature in (0, 0.7):
         params = SamplingParams(max_tokens=9, temperature=temperature, logprobs=True, **neutral)
         request = Request(0, prompt_of(9), params)

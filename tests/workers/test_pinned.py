@@ -19,6 +19,7 @@ from tests.helpers.mixed_requests import (
     pinned_requests,
 )
 from tests.helpers.random_canvases import fits
+from tests.helpers.resuming import updates_of
 from tests.helpers.toy import ToyModel, prompt_of, run, toy_engine
 
 
@@ -35,12 +36,10 @@ def test_every_answer_fits_its_canvas_whatever_the_policy(
 
 
 def whole_answer(model: ToyModel, request: Request) -> Update:
-    engine = toy_engine(model)
-    engine.add(request)
-    while True:
-        for update in engine.step():
-            assert update.finish_reason == "stop", "an answer is reported as a whole"
-            return update
+    """Return the only update: an answer is reported as a whole."""
+    (update,) = updates_of(toy_engine(model), [request], 1)
+    assert update.finish_reason == "stop"
+    return update
 
 
 @pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED, CAUSAL])

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,52 +17,28 @@ from diffray.components.params import SamplingParams
 from diffray.workers.admission import CheckedRequest, check_request
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
-from diffray.workers.messages import Request, Round, Update
+from diffray.workers.messages import Request, Round
 from diffray.workers.prefix_memory import host_pages_for, settle_host
+from tests.helpers import sharing
 from tests.helpers.paths import GOLDEN
-from tests.helpers.toy import (
-    CountingModel,
-    ScriptedModel,
-    ToyModel,
-    certain,
-    prompt_of,
-    run,
-    toy_engine,
-)
+from tests.helpers.sharing import BLOCK
+from tests.helpers.toy import CountingModel, ScriptedModel, ToyModel, certain, prompt_of, toy_engine
 
-BLOCK, PAGE = 16, 8
+PAGE = 8
 NUM_PAGES = 1 + 20  # a request takes 14; six blocks of it, 12 pages, stay
 PROMPTS = [prompt_of(100, seed=seed) for seed in range(4)]
 
 
-def request(uid: int, prompt: tuple[int, ...], max_tokens: int = 12, seed: int = 0) -> Request:
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=0.9,
-        seed=seed,
-        ignore_eos=True,
-        diffusion={"block_length": BLOCK},
-    )
-    return Request(uid, prompt, params)
+request = partial(sharing.request, max_tokens=12)
 
 
 def engine_of(**options: Any) -> Engine:
     return toy_engine(CountingModel(), **{"num_pages": NUM_PAGES, "host_pages": 100} | options)
 
 
-def alone(each: Request) -> list[int]:
-    return run(toy_engine(ToyModel(block_causal=True)), [each])[each.uid]
-
-
 def cached(engine: Engine, each: Request, now: float = 0.0) -> int:
-    """Run a request, check its tokens, and return how many of its prompt's were there."""
     engine.run(Round(1, [], [], 0, now=now), engine.check)
-    engine.add(each)
-    updates: list[Update] = []
-    while not engine.idle:
-        updates += engine.step()
-    assert [token for update in updates for token in update.ids] == alone(each)
-    return updates[-1].cached_tokens
+    return sharing.cached(engine, each)
 
 
 def test_what_the_device_has_no_room_for_comes_back_from_the_host() -> None:
@@ -140,7 +117,7 @@ def test_prefixes_of_one_hash_are_told_apart() -> None:
     assert len({hash(each.prompt) for each in asked}) == 1
     driver = Driver(Scheduler(8, NUM_PAGES - 1, 99, page_size=PAGE), steps=1)
     tokens = served(driver, engine, [check_request(each, engine.limits) for each in asked])
-    assert tokens == {each.uid: alone(each) for each in asked}
+    assert tokens == {each.uid: sharing.alone(engine, each) for each in asked}
     assert engine.stats().prefixes.host_hits > 0
 
 

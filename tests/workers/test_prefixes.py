@@ -15,53 +15,13 @@ from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Resume, Update
 from tests.helpers.page_owners import pages_are_in_order
 from tests.helpers.paths import GOLDEN
-from tests.helpers.toy import (
-    CountingModel,
-    ToyModel,
-    drain,
-    last_update,
-    prompt_of,
-    run,
-    toy_engine,
-)
+from tests.helpers.sharing import BLOCK, alone, cached, positions, request
+from tests.helpers.toy import CountingModel, drain, prompt_of, run, toy_engine
 
 FOLDER = str(GOLDEN / "llada2_moe")
 IDS: dict[str, Any] = {"mask_token_id": 510, "eos_token_id": 511}
-BLOCK = 16
 PROMPT = prompt_of(100)  # six blocks, and a bit of the seventh
 LONG = prompt_of(300, seed=7)  # 18 blocks
-
-
-def request(uid: int, prompt: tuple[int, ...], max_tokens: int = 40, **diffusion: Any) -> Request:
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=0.9,
-        seed=uid,
-        ignore_eos=True,
-        diffusion={"block_length": BLOCK, **diffusion},
-    )
-    return Request(uid, prompt, params)
-
-
-_ALONE: dict[tuple[object, ...], list[int]] = {}
-
-
-def alone(request: Request, shift: int = 0, form: Format | None = None) -> list[int]:
-    key = request.prompt, repr(request.params), shift, form
-    if key not in _ALONE:
-        engine = toy_engine(ToyModel(block_causal=True, logit_shift=shift), form=form)
-        _ALONE[key] = run(engine, [request])[request.uid]
-    return _ALONE[key]
-
-
-def positions(engine: Engine, requests: list[Request]) -> int:
-    """Run the requests, check their tokens, and return how many positions that took."""
-    assert isinstance(engine.model, CountingModel)
-    before = engine.model.positions
-    tokens = run(engine, requests)
-    for each in requests:
-        assert tokens[each.uid] == alone(each)
-    return engine.model.positions - before
 
 
 @pytest.mark.parametrize("chunk", [32, 512])
@@ -71,9 +31,7 @@ def test_a_beginning_is_run_once_for_all_who_come_later(chunk: int) -> None:
     second = positions(engine, [request(1, PROMPT)])
     assert first - second >= 6 * BLOCK - 3 * BLOCK, "tokens, and so steps, differ a little"
     assert positions(engine, [request(0, PROMPT)]) == first - 6 * BLOCK
-    longer = request(3, PROMPT + prompt_of(30, seed=5))
-    _, update = last_update(engine, longer)
-    assert update.cached_tokens == 6 * BLOCK
+    assert cached(engine, request(3, PROMPT + prompt_of(30, seed=5))) == 6 * BLOCK
 
 
 @pytest.mark.parametrize("chunk", [32, 512])
@@ -91,9 +49,9 @@ def test_those_who_come_together_run_their_beginning_once(chunk: int) -> None:
 def test_a_conversation_goes_on_from_what_was_written() -> None:
     engine = toy_engine(CountingModel())
     answer = run(engine, [request(0, PROMPT, max_tokens=60)])[0]
-    _, update = last_update(engine, request(1, PROMPT + tuple(answer) + prompt_of(9)))
+    longer = request(1, (*PROMPT, *answer, *prompt_of(9)))
     # The last block of an answer is never stored as it ended.
-    assert update.cached_tokens == (100 + 60) // BLOCK * BLOCK - BLOCK
+    assert cached(engine, longer) == (100 + 60) // BLOCK * BLOCK - BLOCK
 
 
 @pytest.mark.parametrize(
@@ -103,13 +61,10 @@ def test_a_conversation_goes_on_from_what_was_written() -> None:
 )
 def test_who_is_denoised_otherwise_shares_nothing(other: dict[str, Any]) -> None:
     engine = toy_engine(CountingModel(), page_size=16)  # a page may hold two blocks of 8
-    for uid, diffusion in enumerate((other, {}, other)):
-        tokens, update = last_update(engine, request(uid, PROMPT, **diffusion))
-        assert tokens == alone(request(uid, PROMPT, **diffusion))
-        # The third may find the first's.
-        assert update.cached_tokens == (96 if uid == 2 and "block_length" in other else 0)
-    _, update = last_update(engine, request(0, PROMPT))
-    assert update.cached_tokens == 6 * BLOCK
+    asked = [request(uid, PROMPT, **each) for uid, each in enumerate((other, {}, other, {}))]
+    # The third may find the first's.
+    third = 96 if "block_length" in other else 0
+    assert [cached(engine, each) for each in asked] == [0, 0, third, 6 * BLOCK]
 
 
 def test_of_two_who_write_the_same_one_is_kept() -> None:
@@ -125,19 +80,15 @@ def test_of_two_who_write_the_same_one_is_kept() -> None:
 
 def test_who_has_another_salt_shares_nothing() -> None:
     engine = toy_engine(CountingModel())
-    found = []
-    for salt in ("", "a", "b", "a", ""):
-        _, update = last_update(engine, replace(request(0, PROMPT), cache_salt=salt))
-        found.append(update.cached_tokens)
-    assert found == [0, 0, 0, 6 * BLOCK, 6 * BLOCK]
+    asked = [replace(request(0, PROMPT), cache_salt=salt) for salt in ("", "a", "b", "a", "")]
+    assert [cached(engine, each) for each in asked] == [0, 0, 0, 6 * BLOCK, 6 * BLOCK]
 
 
 def test_blocks_that_are_no_whole_pages_share_what_is_both() -> None:
     engine = toy_engine(CountingModel(), page_size=8)
-    run(engine, [request(0, PROMPT, block_length=12)])
-    tokens, update = last_update(engine, request(1, PROMPT, block_length=12))
-    assert update.cached_tokens == 96, "multiples of 24 before the block that begins at 96"
-    assert tokens == alone(request(1, PROMPT, block_length=12))
+    asked = [request(uid, PROMPT, block_length=12) for uid in range(2)]
+    found = [cached(engine, each) for each in asked]
+    assert found == [0, 96], "multiples of 24 before the block that begins at 96"
 
 
 @pytest.mark.parametrize("steps", [1, 8])
@@ -155,9 +106,9 @@ def test_who_shares_but_a_block_with_a_long_prompt_waits_for_no_more(steps: int)
 
 
 def test_who_gave_way_finds_what_it_stored() -> None:
-    model = CountingModel()
+    model, asked = CountingModel(), request(0, LONG, max_tokens=64)
     engine = toy_engine(model)
-    engine.add(request(0, LONG, max_tokens=64))
+    engine.add(asked)
     updates: list[Update] = []
     while not any(update.ids for update in updates):
         updates += engine.step()
@@ -167,9 +118,7 @@ def test_who_gave_way_finds_what_it_stored() -> None:
     assert model.positions - before <= 2 * BLOCK, "instead of 300"
     while not engine.idle:
         updates += engine.step()
-    assert [token for update in updates for token in update.ids] == alone(
-        request(0, LONG, max_tokens=64)
-    )
+    assert [token for update in updates for token in update.ids] == alone(engine, asked)
     assert updates[-1].cached_tokens == 0, "it was there because this request had stored it"
 
 
@@ -253,7 +202,7 @@ def test_whatever_happens_tokens_are_those_of_one_alone(
         if kind == "add":
             uid = len(heard)
             asked = request(uid, FAMILY[number], max_tokens=30, block_length=block)
-            left[uid], expected[uid], heard[uid] = asked, alone(asked, shift, form), []
+            left[uid], expected[uid], heard[uid] = asked, alone(engine, asked), []
             engine.add(asked)
         elif kind == "cancel":
             engine.cancel(number)
@@ -283,10 +232,10 @@ def test_whatever_happens_tokens_are_those_of_one_alone(
 def test_the_option_decides_and_choices_of_one_prompt_share_it() -> None:
     params = SamplingParams(max_tokens=8, n=3, temperature=1.0, seed=3)
     tokens = []
-    for enabled, cached in ((None, 96), (True, 96), (False, 0)):
+    for enabled, hits in ((None, 96), (True, 96), (False, 0)):
         with DiffusionLLM(FOLDER, dtype="float64", enable_prefix_caching=enabled, **IDS) as llm:
             (output,) = llm.generate([list(range(1, 100))], params)
-        assert [choice.cached_tokens for choice in output.outputs] == [0, cached, cached]
+        assert [choice.cached_tokens for choice in output.outputs] == [0, hits, hits]
         assert output.cached_tokens == 0
         tokens.append([choice.token_ids for choice in output.outputs])
     assert tokens[0] == tokens[1] == tokens[2]

@@ -1,5 +1,6 @@
 """What an engine refuses before it runs: the field to change, and what to do, in one sentence."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -7,8 +8,12 @@ import pytest
 from diffray.components.config import InvalidField
 from diffray.components.grammar.canvas import Canvas
 from diffray.components.params import SamplingParams
+from diffray.workers.engine import Engine
+from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Progress, Request, Resume
+from diffray.workers.setup import build_engine
 from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, SHIFTED_CAUSAL, canvas_of, grammar
+from tests.helpers.paths import GOLDEN
 from tests.helpers.toy import EOS, MASK, VOCAB, prompt_of, toy_engine
 
 MODELS = {"bi": BIDIRECTIONAL, "causal": CAUSAL, "sub-blocks": SHIFTED_CAUSAL}
@@ -20,12 +25,14 @@ LOPA = {"decoder": {"kind": "lopa"}}
 VERIFY = {"speculation": {"kind": "verify"}}
 
 
-def cache(kind: str) -> dict[str, Any]:
-    return {"diffusion": {"cache": {"kind": kind}}}
-
-
 def part(kind: str, **more: Any) -> dict[str, Any]:
     return {"diffusion": {"iteration": {"kind": kind}} | more}
+
+
+@cache
+def noise() -> Engine:
+    setup = EngineOptions(dtype="float64", device="cpu", max_num_seqs=1)
+    return build_engine(str(GOLDEN / "diffusion_gemma"), setup)[0]
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -48,8 +55,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bi", {"no_repeat_ngram_size": 2}, "needs diffusion.block_length 1"),
     ("causal", {"no_repeat_ngram_size": 2}, "(here 32)"),
     # Iterations, caches and decoders that do not fit the model or each other.
-    ("bi", cache("exact"), "bidirectional"),
-    ("causal", cache("vicinity"), "use 'exact' or 'none'"),
+    ("bi", {"diffusion": {"cache": "exact"}}, "bidirectional"),
+    ("causal", {"diffusion": {"cache": "vicinity"}}, "use 'exact' or 'none'"),
     ("bi", part("block_diffusion"), "use 'blockwise'"),
     ("bi", part("soft", decoder={"kind": "fixed"}), "takes a decoder with a threshold"),
     ("bi", part("soft", cfg_scale=1), "cfg_scale"),
@@ -61,6 +68,23 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         part("sub_blocks", canvas="pinned") | {"grammar": canvas_of(0)},
         "'block_diffusion' alone",
     ),
+    # Canvases of noise.
+    ("noise", {"top_p": 0.9}, "top_p does not go with iteration 'renoise'"),
+    ("noise", {"top_k": 5}, "top_k does"),
+    ("noise", {"min_p": 0.1}, "min_p does"),
+    ("noise", {"presence_penalty": 1.0}, "penalties do"),
+    ("noise", {"bad_token_sequences": [[3, 4]]}, "bad_words of several tokens do"),
+    ("noise", {"diffusion": {"zero_confidence_token_ids": [3]}}, "zero_confidence_token_ids do"),
+    ("noise", {"diffusion": {"cfg_scale": 1.0}}, "cfg_scale does not go"),
+    ("noise", {"diffusion": {"speculation": {"kind": "verify"}}}, "speculation"),
+    ("noise", {"diffusion": {"iteration": {"kind": "block_diffusion"}}}, "use 'renoise'"),
+    ("noise", {"diffusion": {"iteration": {"kind": "soft"}}}, "use 'renoise'"),
+    ("noise", {"diffusion": {"iteration": {"kind": "blockwise"}}}, "use 'renoise'"),
+    ("noise", {"diffusion": {"decoder": {"kind": "threshold"}}}, "use 'entropy_bound'"),
+    ("noise", {"diffusion": {"canvas": "pinned"}}, "'pinned' needs structured outputs"),
+    ("noise", {"diffusion": {"cache": {"kind": "dual"}}}, "use 'exact' or 'none'"),
+    ("noise", {"diffusion": {"cache": {"kind": "sub_block"}}}, "use 'exact'"),
+    ("noise", {"grammar": grammar(0)[1]}, "structured outputs do not go with iteration"),
     # A place to resume at that this request cannot have come to, with blocks of 8.
     ("bi", {"resume": Resume((1,) * 20)}, "all tokens were reported"),
     ("bi", {"resume": Resume((1, EOS))}, "the end token was reported"),
@@ -82,7 +106,7 @@ def test_requests_that_cannot_be_run_are_refused(
     if "resume" in given:
         given["diffusion"] = {"block_length": 8}
     own = {name: given.pop(name) for name in NOT_SAMPLING if name in given}
-    engine = toy_engine(MODELS[model])
+    engine = noise() if model == "noise" else toy_engine(MODELS[model])
     with pytest.raises(ValueError) as caught:
         engine.add(Request(0, params=SamplingParams(**given), **own))
     assert words in str(caught.value)

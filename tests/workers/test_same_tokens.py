@@ -6,7 +6,7 @@ A mixture has requests of many kinds; a story tells what happens to them.
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain, count, product
 from typing import Any, NamedTuple
 
@@ -40,9 +40,21 @@ from tests.helpers.toy import ToyModel, toy_engine
 
 
 class Mixture(NamedTuple):
+    """Requests of all policies that go with a model, and what they have more."""
+
     model: ToyModel
-    requests: Callable[[], list[Request]]
+    make: Callable[[Policies], list[Request]] = mixed_requests
+    policies: Policies | None = None
     form: Format | None = None  # of K/V in few bits
+    beside_plain: bool = False
+
+    def requests(self) -> list[Request]:
+        policies = self.policies or (MIXED_CAUSAL if self.model.spec.block_causal else MIXED)
+        found = self.make(policies)
+        if not self.beside_plain:
+            return found
+        others = (replace(each, uid=100 + each.uid) for each in found)
+        return [*chain.from_iterable(zip(mixed_requests(policies), others, strict=False))]
 
 
 def ranked_requests(policies: Policies) -> list[Request]:
@@ -54,57 +66,40 @@ def ranked_requests(policies: Policies) -> list[Request]:
     ]
 
 
-def plain_and(model: ToyModel, others: list[Request]) -> list[Request]:
-    """Return requests beside those of the model's mixture, one of each in turn."""
-    plain = mixed_requests(MIXED_CAUSAL if model is CAUSAL else MIXED)
-    pairs = zip(plain, (replace(each, uid=100 + each.uid) for each in others), strict=False)
-    return [*chain.from_iterable(pairs)]
+def careful(model: ToyModel) -> Mixture:
+    return Mixture(model, lambda _: careful_requests(model)[:5], beside_plain=True)
+
+
+def drafted(model: ToyModel) -> Mixture:
+    return Mixture(model, lambda _: speculating(draw_requests(6, 3, model.spec)))
 
 
 GROWING = [policy | {"canvas": "growing", "canvas_length": 9} for policy in MIXED]
+GUIDED, PINNED = partial(guided_requests, seed=2), partial(pinned_requests, seed=1)
 INT4 = Format("uint4", 8)  # a toy's heads have 8 numbers
+MODELS = {"": BIDIRECTIONAL, ", shifted": SHIFTED, ", causal": CAUSAL}
 MIXTURES: dict[str, Mixture] = {
-    "bidirectional": Mixture(BIDIRECTIONAL, lambda: mixed_requests(MIXED)),
-    "causal": Mixture(CAUSAL, lambda: mixed_requests(MIXED_CAUSAL)),
-    "shifted": Mixture(SHIFTED, lambda: mixed_requests(MIXED)),
-    "shifted causal": Mixture(SHIFTED_CAUSAL, lambda: mixed_requests(MIXED_CAUSAL)),
-    "sub-blocks": Mixture(SHIFTED_CAUSAL, lambda: mixed_requests(SUB_BLOCK)),
-    "sub-blocks, not shifted": Mixture(CAUSAL, lambda: mixed_requests(SUB_BLOCK)),
-    "ranked": Mixture(BIDIRECTIONAL, lambda: ranked_requests(MIXED)),
-    "ranked, causal": Mixture(CAUSAL, lambda: ranked_requests(MIXED_CAUSAL)),
-    "penalized": Mixture(BIDIRECTIONAL, lambda: penalized_requests(MIXED)),
-    "penalized, causal": Mixture(CAUSAL, lambda: penalized_requests(MIXED_CAUSAL)),
-    "growing": Mixture(BIDIRECTIONAL, lambda: mixed_requests(GROWING)),
-    "growing, shifted": Mixture(SHIFTED, lambda: mixed_requests(GROWING)),
-    "infill": Mixture(BIDIRECTIONAL, lambda: infill_requests(MIXED)),
-    "guided": Mixture(
-        BIDIRECTIONAL, lambda: plain_and(BIDIRECTIONAL, guided_requests(MIXED, seed=2))
-    ),
-    "guided, shifted": Mixture(SHIFTED, lambda: guided_requests(MIXED, seed=2)),
-    "guided, causal": Mixture(
-        CAUSAL, lambda: plain_and(CAUSAL, guided_requests(MIXED_CAUSAL, seed=2))
-    ),
-    "careful": Mixture(
-        BIDIRECTIONAL, lambda: plain_and(BIDIRECTIONAL, careful_requests(BIDIRECTIONAL)[:5])
-    ),
-    "careful, shifted": Mixture(SHIFTED, lambda: careful_requests(SHIFTED)[:5]),
-    "careful, causal": Mixture(CAUSAL, lambda: plain_and(CAUSAL, careful_requests(CAUSAL)[:5])),
-    "pinned": Mixture(
-        BIDIRECTIONAL, lambda: plain_and(BIDIRECTIONAL, pinned_requests(MIXED, seed=1))
-    ),
-    "pinned, shifted": Mixture(SHIFTED, lambda: pinned_requests(MIXED, seed=1)),
-    "pinned, causal": Mixture(
-        CAUSAL, lambda: plain_and(CAUSAL, pinned_requests(MIXED_CAUSAL, seed=1))
-    ),
-    "drafted": Mixture(
-        BIDIRECTIONAL, lambda: speculating(draw_requests(6, 3, causal=False, shifted=False))
-    ),
-    "drafted, causal": Mixture(
-        CAUSAL, lambda: speculating(draw_requests(6, 3, causal=True, shifted=False))
-    ),
-    "in bytes": Mixture(BIDIRECTIONAL, lambda: mixed_requests(MIXED), Format("uint8")),
-    "in 4 bits": Mixture(CAUSAL, lambda: mixed_requests(MIXED_CAUSAL), INT4),
-    "sub-blocks in 4 bits": Mixture(SHIFTED_CAUSAL, lambda: mixed_requests(SUB_BLOCK), INT4),
+    "bidirectional": Mixture(BIDIRECTIONAL),
+    "causal": Mixture(CAUSAL),
+    "shifted": Mixture(SHIFTED),
+    "shifted causal": Mixture(SHIFTED_CAUSAL),
+    "sub-blocks": Mixture(SHIFTED_CAUSAL, policies=SUB_BLOCK),
+    "sub-blocks, not shifted": Mixture(CAUSAL, policies=SUB_BLOCK),
+    "ranked": Mixture(BIDIRECTIONAL, ranked_requests),
+    "ranked, causal": Mixture(CAUSAL, ranked_requests),
+    "penalized": Mixture(BIDIRECTIONAL, penalized_requests),
+    "penalized, causal": Mixture(CAUSAL, penalized_requests),
+    "growing": Mixture(BIDIRECTIONAL, policies=GROWING),
+    "growing, shifted": Mixture(SHIFTED, policies=GROWING),
+    "infill": Mixture(BIDIRECTIONAL, infill_requests),
+    "drafted": drafted(BIDIRECTIONAL),
+    "drafted, causal": drafted(CAUSAL),
+    **{f"guided{name}": Mixture(each, GUIDED, beside_plain=True) for name, each in MODELS.items()},
+    **{f"careful{name}": careful(each) for name, each in MODELS.items()},
+    **{f"pinned{name}": Mixture(each, PINNED, beside_plain=True) for name, each in MODELS.items()},
+    "in bytes": Mixture(BIDIRECTIONAL, form=Format("uint8")),
+    "in 4 bits": Mixture(CAUSAL, form=INT4),
+    "sub-blocks in 4 bits": Mixture(SHIFTED_CAUSAL, policies=SUB_BLOCK, form=INT4),
 }
 FIRST = "bidirectional", "causal", "shifted"  # the others have one thing more
 

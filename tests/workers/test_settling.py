@@ -27,10 +27,7 @@ SUB_BLOCKS = {
     "iteration": {"kind": "sub_blocks", "sub_block_length": 4},
     "block_length": 16,
 }
-FIRST = {
-    "decoder": {"kind": "fixed", "steps": 20}, "iteration": {"kind": "first_token"},
-    "block_length": 16,
-}  # fmt: skip
+FIRST = {"decoder": {"kind": "fixed", "steps": 20}, "iteration": "first_token", "block_length": 16}
 
 
 def requests_of(policies: list[dict[str, Any]]) -> list[Request]:

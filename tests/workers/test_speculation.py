@@ -9,12 +9,9 @@ from diffray.workers.messages import Request
 from tests.helpers.speculating import KINDS, draw_requests, run_all, speculating, texts
 from tests.helpers.toy import ToyModel, prompt_of, toy_engine
 
-VERIFY = {"speculation": {"kind": "verify"}}
-SLOW = SamplingParams(
-    max_tokens=40,
-    ignore_eos=True,
-    diffusion={"decoder": {"kind": "fixed", "steps": 40}, "block_length": 20, **VERIFY},
-)
+VERIFY = {"speculation": {"kind": "verify"}, "block_length": 20}
+FIXED = {"kind": "fixed", "steps": 40}
+SLOW = SamplingParams(max_tokens=40, ignore_eos=True, diffusion={"decoder": FIXED, **VERIFY})
 
 
 @pytest.mark.parametrize(("count", "seed"), [(6, 1), pytest.param(25, 100, marks=pytest.mark.long)])
@@ -22,7 +19,7 @@ SLOW = SamplingParams(
 def test_tokens_and_steps_are_those_without(kind: str, count: int, seed: int) -> None:
     """Alone, and all together in too few pages."""
     model = ToyModel(**KINDS[kind])
-    requests = draw_requests(count, seed, causal="causal" in kind, shifted="shifted" in kind)
+    requests = draw_requests(count, seed, model.spec)
     drafted = speculating(requests)
     expected: dict[int, list[tuple[int, int]]] = {}
     before = after = 0
@@ -77,7 +74,7 @@ def test_drafts_are_run_while_they_bring_more_than_they_take(
 @pytest.mark.parametrize(
     ("decoder", "pays"),
     [
-        ({"kind": "fixed", "steps": 40}, True),
+        (FIXED, True),
         ({"kind": "threshold", "threshold": 0.2}, False),
         ({"kind": "threshold", "threshold": 0.03}, False),  # a block takes one step
     ],
@@ -86,16 +83,14 @@ def test_requests_learn_from_those_before_them(decoder: dict[str, Any], pays: bo
     """Drafts that are never right are soon only made, then not even that."""
     engine = toy_engine(ToyModel())
     engine.drafting.overhead = 80
-    diffusion: dict[str, Any] = {"decoder": decoder, "block_length": 20, **VERIFY}
-    params = SamplingParams(max_tokens=40, ignore_eos=True, diffusion=diffusion)
-    run, made = [], []
+    policy: dict[str, Any] = {"decoder": decoder, **VERIFY}
+    params = SamplingParams(max_tokens=40, ignore_eos=True, diffusion=policy)
+    run, made = [0] * 40, [0] * 40
     for uid in range(40):
         engine.add(Request(uid, prompt_of(10, seed=uid), params))
-        run.append(0)
-        made.append(0)
         while not engine.idle:
             engine.step()
-            run[-1] += sum(engine.drafting.running.values())
-            made[-1] += sum(engine.drafting.holders.values())
+            run[uid] += sum(engine.drafting.running.values())
+            made[uid] += sum(engine.drafting.holders.values())
     assert run[0] > 0 and (sum(run[-10:]) > 0) == pays
     assert pays or sum(made[-20:]) < 20

@@ -1,7 +1,7 @@
 """What is tried of a model: its calls, then kernels together in steps, launched and recorded."""
 
-from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from diffray.workers.bring_up.step_trial import combined, try_graphs
 from diffray.workers.bring_up.trial_process import Calls, collecting, trials_of
 from diffray.workers.engine_options import EngineOptions
 from tests.helpers import stand_in_kernels
-from tests.helpers.replays import again
+from tests.helpers.replays import again, frozen
 from tests.helpers.tiny_checkpoints import (
     DREAM,
     FAST_DLLM_V2,
@@ -49,21 +49,14 @@ def test_kernels_that_do_not_wait_for_each_other_are_found_out() -> None:
     assert combined(SIZES, CPU, TORCH) == ""
 
 
-def record_nothing(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Stand for a recording whose replays do nothing."""
-    out = work()
-    return lambda: out
-
-
-def record_fails(_work: Callable[[], Any]) -> Callable[[], Any]:
-    raise RuntimeError("operation not permitted when stream is capturing")
-
-
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (record_nothing, "100% of the rows of 1 x 32 positions differ between replays and"),
-        (record_fails, "a step could not be recorded: RuntimeError: operation not permitted"),
+        (frozen, "100% of the rows of 1 x 32 positions differ between replays and"),
+        (
+            Mock(side_effect=RuntimeError("operation not permitted")),
+            "a step could not be recorded: RuntimeError: operation not permitted",
+        ),
     ],
 )
 def test_graphs_are_refused_when_replays_differ_or_recording_fails(

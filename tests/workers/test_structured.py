@@ -97,19 +97,14 @@ def test_what_must_not_be_written_goes_with_a_grammar_and_with_what_is_allowed()
         assert accepted(request, ids) and not has_any(ids, avoided)
         kept += 1
     assert kept > 6
-    few: dict[str, Any] = {
-        "allowed_token_ids": [3, 4, 5],
-        "bad_token_sequences": [[3, 3], [3, 4], [4, 4, 4]],
-    }
+    avoided = (3, 3), (3, 4), (4, 4, 4)
+    few: dict[str, Any] = {"allowed_token_ids": [3, 4, 5], "bad_token_sequences": avoided}
     params = SamplingParams(max_tokens=30, min_tokens=30, **few)
     ids = run(engine, [Request(0, prompt_of(5), params)])[0]
-    assert not has_any(ids, ((3, 3), (3, 4), (4, 4, 4))) and {*ids} <= {3, 4, 5, EOS}
-    nothing: dict[str, Any] = {
-        "allowed_token_ids": [3, 4],
-        "bad_token_sequences": [[3], [4, 3], [4, 4]],
-    }
-    endless: list[dict[str, Any]] = [{"ignore_eos": True}, {"min_tokens": 9}]
-    for more in endless:
+    assert not has_any(ids, avoided) and {*ids} <= {3, 4, 5, EOS}
+    nothing: dict[str, Any] = {"allowed_token_ids": [3, 4]}
+    nothing["bad_token_sequences"] = [[3], [4, 3], [4, 4]]
+    for endless in ({"ignore_eos": True}, {"min_tokens": 9}):
         with pytest.raises(InvalidField, match="leave no text of the allowed tokens"):
-            engine.add(Request(0, prompt_of(5), SamplingParams(**nothing, **more)))
+            engine.add(Request(0, prompt_of(5), SamplingParams(**nothing | endless)))
     engine.check(Request(0, prompt_of(5), SamplingParams(**nothing)))

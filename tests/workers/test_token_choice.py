@@ -1,5 +1,6 @@
 """Forbidden and allowed ids, and the most probable ids of each token."""
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -31,13 +32,10 @@ BOTH = [
 def test_only_what_is_allowed_is_written(
     model: ToyModel, policy: dict[str, Any], temperature: float
 ) -> None:
-    def written(**choice: object) -> set[int]:
-        return set(
-            generate(
-                model, prompt_of(9), steps=3, max_tokens=40, ignore_eos=True, seed=3,
-                temperature=temperature, diffusion=policy, **choice,
-            )
-        )  # fmt: skip
+    given: dict[str, Any] = {"temperature": temperature, "diffusion": policy, "max_tokens": 40}
+
+    def written(**choice: Any) -> set[int]:
+        return {*generate(model, prompt_of(9), steps=3, seed=3, ignore_eos=True, **given, **choice)}
 
     free = written()
     often = sorted(free)[: len(free) // 2]
@@ -76,20 +74,14 @@ def test_rankings_begin_with_the_greedy_choice(
     requests = [Request(0, prompt_of(9), params), Request(1, prompt_of(12), plain)]
     found = updates_of(toy_engine(model), requests, steps)
     assert all(update.top_logprobs == [] for update in found if update.uid == 1)
-    count = 0
-    for update in (each for each in found if each.uid == 0):
-        assert len(update.top_logprobs) == len(update.ids)
-        for token, logprob, top in zip(
-            update.ids, update.logprobs, update.top_logprobs, strict=True
-        ):
-            values = [value for _, value in top]
-            assert top[0][0] == token
-            assert values[0] == pytest.approx(logprob, abs=1e-6)
-            assert values == sorted(values, reverse=True)
-            assert len({token for token, _ in top}) == 5
-            assert MASK not in dict(top)
-            count += 1
-    assert count == 30
+    mine = [each for each in found if each.uid == 0]
+    told = [zip(each.ids, each.logprobs, each.top_logprobs, strict=True) for each in mine]
+    assert sum(len(each.ids) for each in mine) == 30
+    for token, logprob, top in chain(*told):
+        values = [value for _, value in top]
+        assert top[0][0] == token and values[0] == pytest.approx(logprob, abs=1e-6)
+        assert values == sorted(values, reverse=True)
+        assert len(dict(top)) == 5 and MASK not in dict(top)
 
 
 def test_rankings_leave_out_what_is_forbidden() -> None:

@@ -5,7 +5,6 @@ import { Pane } from "./pane.js";
 import { Player } from "./player.js";
 import { acceptedBy } from "./policy.js";
 import { fieldsOf } from "./schema.js";
-import { keep, kept } from "./session.js";
 import { call } from "./stream.js";
 
 const GAP = "[gap]";
@@ -16,7 +15,8 @@ const GAPS = [
   `def squares(numbers):\n    return [${GAP} for x in numbers]`,
   `First 4*7=28. Then 28-9=${GAP}. The answer is 19.`,
 ];
-const GAP_TOKENS = 8;
+
+const KEPT = `diffray chat 1 ${location.pathname}`; // in sessionStorage: over a reload, in this tab
 
 const $ = (id) => document.getElementById(id);
 const composer = $("composer");
@@ -141,14 +141,15 @@ function showExamples() {
     const button = element("button", { type: "button", title: text }, text);
     button.addEventListener("click", () => {
       prompt.value = text;
-      size.value = GAP_TOKENS;
+      size.value = size.defaultValue;
       prompt.focus();
     });
     return button;
   });
   document.body.classList.toggle("new", isNew);
   $("about").textContent = description;
-  $("examples").replaceChildren(element("h2", {}, isNew || isInfill ? "Try" : "Try in a new chat"), ...buttons);
+  const heading = element("h2", {}, isNew || isInfill ? "Try" : "Try in a new chat");
+  $("examples").replaceChildren(heading, ...buttons);
   $("examples").hidden = buttons.length === 0;
   if (isNew) composer.after($("examples"));
   else composer.before($("examples"));
@@ -239,19 +240,35 @@ addEventListener("keydown", ({ key: pressed }) => {
 async function begin() {
   const before = kept();
   const policies = POLICIES.map((policy, index) => before?.panes[index]?.policy ?? policy);
+  document.body.classList.toggle("new", !before?.panes[0].asked);
   setPanes(before?.panes.length ?? 1, policies);
   await Promise.all([load(), loadFields(policies)]);
   if (models.has(before?.model)) $("model").value = before.model;
   adapt();
-  addEventListener("pagehide", () => {
-    keep({ model: $("model").value, task: task.value, panes: panes.map((pane) => pane.kept) });
-  });
+  addEventListener("pagehide", keep);
   if (!before) return;
   setTask(before.task);
   panes.forEach((pane, index) => pane.restore(before.panes[index]));
   showExamples();
   changed();
   player.skip();
+}
+
+/** Keep the chat, if the browser allows it and has room; else none rather than an older one. */
+function keep() {
+  const chat = { model: $("model").value, task: task.value, panes: panes.map((pane) => pane.kept) };
+  try {
+    sessionStorage.removeItem(KEPT);
+    sessionStorage.setItem(KEPT, JSON.stringify(chat));
+  } catch {}
+}
+
+function kept() {
+  try {
+    return JSON.parse(sessionStorage.getItem(KEPT));
+  } catch {
+    return null;
+  }
 }
 
 offered = begin();

@@ -3,10 +3,8 @@
 import { element } from "./controls.js";
 
 const MASK = "\u2591"; // the server's symbol
-const CODE = new RegExp(
-  String.raw`^\s*(([{[]\s*["{[\]}])|(async )?(def|class|function) \w+|import \w|from [\w.]+ import ` +
-    String.raw`|(const|let|var) \w+ =|#include)`,
-);
+const CODE =
+  /^\s*([{[]\s*["{[\]}]|(async )?(def|class|function) \w|import \w|from \S+ import |(const|let|var) \w+ =|#include)/;
 const MARKED = /```[^\n]*\n([^]*?)(?:\n?```\n?|$)|`([^`\n]+)`/dg; // a block may lack its end yet
 
 /** Return whether a text is code that is not marked as such. */

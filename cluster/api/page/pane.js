@@ -93,15 +93,15 @@ export class Pane {
 
   /** Return the request that continues this conversation, or fills a gap, with the current policy. */
   ask(model, given) {
-    const { text, before, after, gap, hasKey } = given;
+    const { text, before, after, gap } = given;
     const body = { model, ...this.policy };
     if (before !== undefined) {
       const filling = { ...body, prompt: before, suffix: after, max_tokens: gap };
-      return { given, path: "v1/completions", body: filling, hasKey };
+      return { given, path: "v1/completions", body: filling };
     }
     const message = { role: "user", content: text };
     const messages = [...this.turns, message];
-    return { given, path: "v1/chat/completions", body: { ...body, messages }, message, hasKey };
+    return { given, path: "v1/chat/completions", body: { ...body, messages }, message };
   }
 
   /** Send a request and receive its answer; failures are shown, not thrown. */
@@ -207,7 +207,8 @@ export class Pane {
       each.setAttribute("aria-pressed", each === button);
     }
     const url = new URL(".", document.baseURI).href;
-    const program = code[button.dataset.language]({ url, ...this.asked });
+    const { path, body, given } = this.asked;
+    const program = code[button.dataset.language]({ url, path, body, hasKey: given.hasKey });
     this.part("code").textContent = program;
     this.part("listing").hidden = false;
   }

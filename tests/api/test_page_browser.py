@@ -451,9 +451,13 @@ def test_a_reload_keeps_the_chat_also_half_an_answer(browser: Browser) -> None:
     browser.wait(f"{COMPLETE} && {PLAYED}")
     shown = ".turns", ".answer", "[data-part=forwards]", "[data-part=summary]", "#player output"
     before = [browser.text(each) for each in shown]
+    browser.type("half a question")
     reload(browser)
     browser.wait(COMPLETE)
     assert [browser.text(each) for each in shown] == before
+    value = "document.querySelector('[name=prompt]').value"
+    assert browser.evaluate(value) == "half a question"
+    browser.evaluate(f"{value} = ''")
     intercept(browser, max_tokens=768, min_tokens=768)
     browser.choose("[data-field=steps] input", "768")
     browser.choose("[name=pace]", "0")

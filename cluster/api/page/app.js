@@ -248,6 +248,7 @@ async function begin() {
   addEventListener("pagehide", keep);
   if (!before) return;
   setTask(before.task);
+  prompt.value ||= before.text; // what was typed meanwhile stays
   panes.forEach((pane, index) => pane.restore(before.panes[index]));
   showExamples();
   changed();
@@ -256,9 +257,10 @@ async function begin() {
 
 /** Keep the chat, if the browser allows it and has room; else none rather than an older one. */
 function keep() {
-  const chat = { model: $("model").value, task: task.value, panes: panes.map((pane) => pane.kept) };
+  const composed = { model: $("model").value, task: task.value, text: prompt.value };
   try {
     sessionStorage.removeItem(KEPT);
+    const chat = { ...composed, panes: panes.map((pane) => pane.kept) };
     sessionStorage.setItem(KEPT, JSON.stringify(chat));
   } catch {}
 }

@@ -40,6 +40,7 @@ def main() -> None:
     service = Service(engine, tokenizer, ["demo"], examples=examples("demo"))
     with engine, closing(service), serve(service) as url, chromium() as tab:
         tab.call("Emulation.setScrollbarsHidden", hidden=True)
+        ask(tab, url)  # the first answer is slow
         for name, dark in (("page", False), ("page-dark", True)):
             tab.show_as(1280, 720, dark=dark)
             ask(tab, url)

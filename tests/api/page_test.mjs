@@ -9,6 +9,7 @@ import { acceptedBy, inWords } from "./page/policy.js";
 import { Recording } from "./page/recording.js";
 import { fieldsOf } from "./page/schema.js";
 import { Failure, call, events } from "./page/stream.js";
+import { partsOf } from "./page/text.js";
 
 const view = (forwards, ...tokens) => ({ diffusion: { index: 0, forwards, tokens }, choices: [] });
 const said = (content, ...logprobs) => ({
@@ -66,12 +67,42 @@ test("tokens after the end of the answer do not count once the end is known", ()
   assert.equal(recording.numbersAt(2).tokensPerForward, 1);
 });
 
+test("what is final is followed by what else the canvas holds, without its end", () => {
+  const recording = new Recording(0);
+  const diffusion = { forwards: 1, tokens: ["a", null, "c", null, "<|end|>"], text: "a\u2591c\u2591" };
+  recording.add({ diffusion, choices: [] }, 1);
+  recording.add(said("a", 0), 1);
+  assert.deepEqual([recording.textAt(1), recording.draftAt(1)], ["a", "\u2591c"]);
+  assert.deepEqual([recording.endAt(0), recording.endAt(1)], [5, 4]);
+  recording.add({ ...view(2, "a", "b", "c", "d", "e", "f"), warnings: ["lowered"] }, 2);
+  assert.deepEqual(recording.frames.map(({ size }) => size), [5, 5, 6]);
+  assert.deepEqual(recording.warnings, ["lowered"]);
+});
+
 test("a canvas that goes back to masks is shown so", () => {
   const recording = new Recording(0);
   recording.add(view(2, "a", "b"), 1);
   recording.add(view(3, "a", null), 2);
   assert.equal(recording.cell(1, 2), null);
   assert.equal(recording.last.final, 1);
+});
+
+test("code is told from prose, marked or not, and the marks are left out", () => {
+  const cases = {
+    "def f(x):\n    return x": [["pre", "def f(x):\n    return x"]],
+    '{"a": 1}': [["pre", '{"a": 1}']],
+    "For example: import duties.": [["span", "For example: import duties."]],
+    "Use `f`:\n```python\nf()\n\ng()\n```\nDone.": [
+      ["span", "Use "], ["code", "f"], ["span", ":\n"], ["pre", "f()\n\ng()"], ["span", "Done."],
+    ],
+    "```\nstill arriving": [["pre", "still arriving"]],
+    "a lone ` and 2*3": [["span", "a lone ` and 2*3"]],
+    "": [],
+  };
+  for (const [text, expected] of Object.entries(cases)) {
+    const parts = partsOf(text).map(([tag, start, stop]) => [tag, text.slice(start, stop)]);
+    assert.deepEqual(parts, expected);
+  }
 });
 
 const document = JSON.parse(readFileSync("openapi.json", "utf8"));

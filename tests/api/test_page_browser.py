@@ -41,6 +41,8 @@ HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 GAP = "The pens cost 3*4=[gap] dollars. The answer is 12."  # which demo fills, if not right
 AWKWARD = "What's \"7\" \\ plus $HOME `id` '\u00e9'?"
 PREFIX = "/models/demo"
+SHOWN = "document.querySelector('{}').checkVisibility()"
+TOP = "document.querySelector('{}').getBoundingClientRect().y"
 COLUMNS = (
     "getComputedStyle(document.querySelector('.canvas')).gridTemplateColumns.split(' ').length"
 )
@@ -94,10 +96,13 @@ def browser(tab: Browser, url: str) -> Browser:
 
 def test_a_chat_is_watched_and_read(browser: Browser, url: str) -> None:
     browser.wait("document.querySelectorAll('#examples button').length === 2")
+    assert browser.evaluate("document.activeElement.name") == "prompt"
+    assert browser.evaluate(SHOWN.format("#player")) is False
     watch_slowly(browser)
     browser.click("#examples button")
     browser.click("#send")
-    browser.wait(PLAYED)
+    browser.wait(f"{COMPLETE} && {PLAYED}")
+    assert browser.evaluate(SHOWN.format("#player")) is True
     diffusion = {"decoder": {"kind": "fixed", "steps": 24, "remasking": "low_confidence"}}
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 96}
     right = httpx2.post(
@@ -109,6 +114,14 @@ def test_a_chat_is_watched_and_read(browser: Browser, url: str) -> None:
     assert shown == [str(totals["forwards"]), f"{totals['tokens_per_forward']:.2f}"]
     assert browser.text("[data-part=cached]") == "0"
     assert browser.text("[data-part=state]") == "complete"
+    assert "mono" in browser.evaluate(
+        "getComputedStyle(document.querySelector('.answer pre')).fontFamily"
+    )
+    answer, canvas = (browser.evaluate(TOP.format(each)) for each in (".answer", ".canvas"))
+    assert answer < canvas
+    dimmed = "[...document.querySelectorAll('.cell')].map((cell) => cell.matches('.beyond'))"
+    num_text = right["usage"]["completion_tokens"] - 1  # without the end token
+    assert browser.evaluate(dimmed) == [False] * num_text + [True] * (96 - num_text)
     colours = browser.evaluate(
         "[...new Set([...document.querySelectorAll('.cell.final:not(.beyond)')]"
         ".map((cell) => getComputedStyle(cell).backgroundColor))].length"
@@ -161,17 +174,17 @@ def test_the_forwards_are_paused_and_scrubbed(browser: Browser) -> None:
     browser.click("[name=prompt]")
     browser.type("half a question")
     browser.click("#clear")
-    assert browser.text("#player output") == "0 / 0"
+    assert browser.evaluate(SHOWN.format("#player")) is False
     assert browser.evaluate("document.querySelector('[name=prompt]').value") == ""
 
 
 def test_nothing_moves_while_tokens_appear(browser: Browser) -> None:
     watch_slowly(browser)
-    browser.choose("[name=pace]", "10")
+    browser.choose("[name=pace]", "5")
     ask(browser, PROMPT)
-    browser.wait(f"{FINAL} > 0")
-    # Two have nothing beside or below them: the word for the state, and what only readers hear.
-    others = ":not([data-part=state], [data-part=said])"
+    browser.wait(f"{FINAL} > 0 && document.querySelector('#send').textContent === 'Send'")
+    # These have room of their own: the answer, the state and the policy in words, and the sounds.
+    others = ":not(.answer *, .room *, [data-part=state], [data-part=made], [data-part=said])"
     places = f"""[...document.querySelectorAll(".pane *{others}, footer *")].map((each) => {{
         const {{x, y, width, height}} = each.getBoundingClientRect();
         return [each.tagName, x, y, width, height].join();
@@ -196,30 +209,34 @@ def test_two_policies_answer_side_by_side(browser: Browser) -> None:
         return each_of("[data-part=name]", "each.textContent")
 
     assert each_of(".hint", "each.checkVisibility()") == [False]
+    browser.show_as(1280, 800)
     browser.choose("[name=pace]", "0")
     browser.click("#compare")
     assert each_of(".hint", "each.checkVisibility()") == [True, True]
     ask(browser, PROMPT)
     browser.wait(PLAYED)
     assert each_of(".hint", "each.checkVisibility()") == [False, False]
-    assert named() == ["Policy A:", "Policy B:"]
+    assert named() == ["Policy A", "Policy B"]
     first, second = each_of("[data-part=forwards]", "+each.textContent")
     assert first < second
     left, right = each_of(".pane", "each.getBoundingClientRect().x")
     assert left < right
+    bottom = browser.evaluate(TOP.format("footer"))
+    for part in (".answer", "dl"):
+        assert max(each_of(part, "each.getBoundingClientRect().bottom")) < bottom
     browser.choose("[name=position]", "1")
     first, second = each_of(".canvas", 'each.querySelectorAll(".final").length')
     assert first > second > 0
     made = browser.text("[data-part=made]")
-    assert made == "demo \u00b7 the server's default \u00b7 max tokens 96"
+    assert made == "demo \u00b7 the server's default"
     browser.choose(".pane:first-child [data-field=decoder] select", "credit")
     assert browser.text("[data-part=made]") == made
     assert "decoder credit" in browser.text("[data-part=summary]")
-    ask(browser, PROMPT)
+    ask(browser, OTHER)
     browser.wait(f"{PLAYED} && document.querySelectorAll('.turns').length === 2")
     assert each_of(".turns", "each.children.length") == [3, 3]
     browser.click("#compare")
-    assert named() == ["Policy:"]
+    assert named() == ["Policy"]
 
 
 def test_each_model_has_its_examples_policies_and_answers(browser: Browser) -> None:
@@ -230,7 +247,7 @@ def test_each_model_has_its_examples_policies_and_answers(browser: Browser) -> N
 
     examples = "document.querySelectorAll('#examples button').length"
     browser.wait(f"{examples} === 2 && document.querySelectorAll('#model option').length === 2")
-    assert browser.text("#examples p") == f"demo {TOY}."
+    assert browser.text("#about") == f"demo {TOY}."
     assert kinds("cache") == ["", "none", "prefix", "dual", "vicinity"]
     browser.choose("[data-field=cache] select", "dual")
     browser.choose("[data-field=block_length] input", "16")
@@ -243,21 +260,27 @@ def test_each_model_has_its_examples_policies_and_answers(browser: Browser) -> N
     gap = "document.querySelector('input[value=infill]')"
     assert browser.evaluate(f"{gap}.disabled && !{gap}.checked")
     assert browser.evaluate(examples) == 1
+    ask(browser, "Hello")
+    browser.wait(f"{COMPLETE} && {PLAYED}")
     browser.click("#examples button")
     browser.click("#send")
-    browser.wait(PLAYED)
-    assert browser.text(".turns p") == OTHER
+    browser.wait(f"{COMPLETE} && {PLAYED}")
+    assert browser.text(".turns") == f"You: {OTHER}", "an example begins a new chat"
     browser.choose("#model", "demo")
     assert browser.evaluate(f"!{gap}.disabled")
-    assert browser.evaluate("document.querySelector('#examples').hidden"), "a chat has begun"
-    browser.click("#clear")
     assert browser.evaluate(examples) == 2
-    assert not browser.evaluate("document.querySelector('#examples').hidden")
+    assert browser.evaluate(SHOWN.format("#examples button"))
 
 
 def test_a_gap_is_marked_and_filled(browser: Browser) -> None:
+    """Also that of an example, whose line of code is closed by what fills it."""
     browser.choose("[name=pace]", "0")
     browser.click("input[value=infill]")
+    browser.click("#examples button")
+    browser.click("#send")
+    browser.wait(f"{COMPLETE} && {PLAYED}")
+    assert browser.text(".answer mark") == "x * x"
+    browser.evaluate("document.querySelector('[name=prompt]').value = ''")
     ask(browser, "def total(numbers): return")
     assert "Mark one gap" in browser.text("#notice")
     browser.evaluate("document.querySelector('[name=prompt]').setSelectionRange(4, 18)")
@@ -293,12 +316,15 @@ def test_texts_are_never_markup(browser: Browser) -> None:
     assert browser.text("#examples button:last-child") == HOSTILE
     ask(browser, HOSTILE)
     browser.wait(PLAYED)
-    assert browser.text(".turns p") == HOSTILE
+    assert browser.text(".turns .user div") == HOSTILE
     browser.click("input[value=infill]")
     ask(browser, f"{HOSTILE}[gap]{HOSTILE}")
     browser.wait(f"{PLAYED} && document.querySelector('.answer mark') !== null")
     assert browser.text(".answer").startswith(HOSTILE)
-    assert browser.evaluate("document.querySelectorAll('img, main script').length") == 0
+    assert (
+        browser.evaluate("document.querySelectorAll(':is(main, footer) :is(img, script)').length")
+        == 0
+    )
     refused = "try { document.body.innerHTML = 'x'; 'made' } catch (error) { error.name }"
     assert browser.evaluate(refused) == "TypeError"
     assert browser.take_complaints("TrustedHTML") >= 1
@@ -324,9 +350,10 @@ def test_a_key_is_asked_for_and_kept_nowhere(tab: Browser, service: Service) -> 
         program = browser.text("[data-part=code]")
         assert 'model="alias"' in program and "DIFFRAY_API_KEY" in program
         stored = "JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}])"
-        assert browser.evaluate(stored) == '["",{},{}]'
         browser.call("Page.reload")
         browser.wait("document.querySelector('#notice')?.textContent.includes('needs an API key')")
+        kept = browser.evaluate(stored)
+        assert PROMPT in kept and "right" not in kept
         assert browser.evaluate("document.querySelector('#key input').value") == ""
         assert browser.take_complaints("status of 401") == 3
 
@@ -372,6 +399,8 @@ def pasted(browser: Browser) -> str:
 def test_what_the_controls_say_is_sent(browser: Browser) -> None:
     intercept(browser)
     browser.choose("[name=pace]", "0")
+    assert browser.evaluate(SHOWN.format(".field")) is False
+    browser.click(".policy summary")
     browser.choose("[data-field=decoder] select", "threshold")
     for name, value in (("temperature", "0.7"), ("seed", "11")):
         browser.click(f"[data-field={name}] input")
@@ -415,6 +444,50 @@ def test_stop_ends_the_answer_here_and_at_the_server(browser: Browser, url: str)
         time.sleep(0.05)
 
 
+def test_a_reload_keeps_the_chat_also_half_an_answer(browser: Browser) -> None:
+    browser.choose("[name=pace]", "0")
+    watch_slowly(browser)
+    ask(browser, PROMPT)
+    browser.wait(f"{COMPLETE} && {PLAYED}")
+    shown = ".turns", ".answer", "[data-part=forwards]", "[data-part=summary]", "#player output"
+    before = [browser.text(each) for each in shown]
+    browser.type("half a question")
+    reload(browser)
+    browser.wait(COMPLETE)
+    assert [browser.text(each) for each in shown] == before
+    value = "document.querySelector('[name=prompt]').value"
+    assert browser.evaluate(value) == "half a question"
+    browser.evaluate(f"{value} = ''")
+    intercept(browser, max_tokens=768, min_tokens=768)
+    browser.choose("[data-field=steps] input", "768")
+    browser.choose("[name=pace]", "0")
+    ask(browser, OTHER)
+    browser.wait(f"{FINAL} > 8")
+    reload(browser)
+    browser.wait(FAILED)
+    assert "was left before" in browser.text("[data-part=reason]")
+    assert browser.evaluate("document.querySelector('.turns').children.length") == 3
+    assert 8 < browser.evaluate(FINAL) < 768
+    browser.click("#clear")
+    reload(browser)
+    browser.wait("document.querySelectorAll('.field').length")
+    assert browser.evaluate(SHOWN.format("#hello")) is True
+
+
+def reload(browser: Browser) -> None:
+    browser.evaluate("window.isOld = true")
+    browser.call("Page.reload")
+    browser.wait("!window.isOld && document.readyState === 'complete'")
+
+
+def test_a_lowered_limit_is_told(browser: Browser) -> None:
+    browser.choose("[data-field=max_tokens] input", "5000")
+    ask(browser, PROMPT)
+    browser.wait(COMPLETE)
+    assert browser.text("[data-part=warnings]").startswith("max_tokens is lowered from 5000")
+    assert browser.evaluate("document.querySelectorAll('.cell').length") == 128, "the first canvas"
+
+
 def test_the_keyboard_reaches_everything_and_a_phone_shows_it(browser: Browser) -> None:
     """Without scrolling sideways."""
     browser.choose("[name=pace]", "0")
@@ -427,6 +500,12 @@ def test_the_keyboard_reaches_everything_and_a_phone_shows_it(browser: Browser) 
         name = "(({id, name, dataset, className}) => id || name || dataset.part || className)"
         reached.add(browser.evaluate(f"{name}(document.activeElement)"))
     assert {"model", "compare", "clear", "canvas", "play", "position", "pace", "send"} <= reached
+    browser.evaluate("document.querySelector('.policy summary').focus()")
+    browser.press("Enter")
+    assert browser.evaluate(SHOWN.format(".field")) is True
+    browser.press("Escape")
+    assert browser.evaluate(SHOWN.format(".field")) is False
+    assert browser.evaluate("document.activeElement.tagName") == "SUMMARY"
     browser.show_as(390, 844, phone=True)
     browser.click("#compare")
     browser.click(".code summary")

@@ -18,7 +18,8 @@ from websockets.sync.client import ClientConnection, connect
 from tests.helpers.needed import needed
 
 PATIENCE_S = 60.0  # on a machine that does other things too
-KEYS = {"Enter": 13, "Tab": 9, " ": 32, "ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}
+KEYS = {"Enter": 13, "Tab": 9, "Escape": 27, " ": 32}
+KEYS |= {"ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}
 
 
 class Browser:

@@ -12,7 +12,11 @@ FAILED: Final = "!document.querySelector('[data-part=failure]').hidden"
 
 
 def opened(tab: Browser, url: str) -> Browser:
+    """Open the page as in a new tab, which has kept nothing."""
+    forget = {"source": "sessionStorage.clear()"}
+    script = tab.call("Page.addScriptToEvaluateOnNewDocument", **forget)
     tab.open(f"{url}/")
+    tab.call("Page.removeScriptToEvaluateOnNewDocument", **script)
     tab.wait("document.querySelectorAll('.field').length")
     return tab
 
@@ -26,6 +30,7 @@ def ask(browser: Browser, prompt: str) -> None:
 def watch_slowly(browser: Browser, steps: int = 24) -> None:
     browser.choose("[data-field=decoder] select", "fixed")
     browser.choose("[data-field=steps] input", str(steps))
+    browser.choose("[data-field=max_tokens] input", "96")  # over which the steps are spread
 
 
 def intercept(browser: Browser, **fields: Any) -> None:

@@ -10,8 +10,13 @@ import { call } from "./stream.js";
 const GAP = "[gap]";
 const SAMPLING = ["max_tokens", "temperature", "seed", "top_p"];
 const FIRST = ["decoder", "cache", "block_length"]; // shown before the other fields of diffusion
-const TOKENS = 96; // initially
-const POLICIES = [{}, { decoder: { kind: "fixed", steps: 32 } }]; // of the panes, initially
+const POLICIES = [{}, { max_tokens: 96, diffusion: { decoder: { kind: "fixed", steps: 32 } } }];
+const GAPS = [
+  `def squares(numbers):\n    return [${GAP} for x in numbers]`,
+  `First 4*7=28. Then 28-9=${GAP}. The answer is 19.`,
+];
+
+const KEPT = `diffray chat 1 ${location.pathname}`; // in sessionStorage: over a reload, in this tab
 
 const $ = (id) => document.getElementById(id);
 const composer = $("composer");
@@ -37,28 +42,34 @@ function changed() {
   $("send").textContent = running ? "Stop" : "Send";
 }
 
-function setPanes(number) {
-  while (panes.length > number) panes.pop().clear();
+/** Show as many panes; each has its policy above it, a single one in the composer. */
+function setPanes(number, policies = POLICIES) {
+  while (panes.length > number) {
+    const pane = panes.pop();
+    pane.clear();
+    pane.settings.remove();
+  }
   while (panes.length < number) {
     const pane = new Pane(changed, again);
     pane.turns = panes[0]?.turns ?? [];
-    offer(pane, { max_tokens: TOKENS, diffusion: POLICIES[panes.length] });
+    offer(pane, policies[panes.length]);
     panes.push(pane);
   }
   for (const [index, pane] of panes.entries()) {
     pane.rename(number > 1 ? "AB"[index] : "");
-    const isWide = number === 1 && matchMedia("(min-width: 60rem)").matches;
-    pane.part("policy").open = isWide;
+    pane.settings.open = false;
+    if (number > 1) pane.root.prepend(pane.settings);
+    else $("send").before(pane.settings);
   }
+  $("compare").checked = number > 1;
   $("panes").replaceChildren(...panes.map((pane) => pane.root));
-  panes[0].part("talk").prepend($("examples"));
-  $("panes").classList.toggle("two", number > 1);
+  document.body.classList.toggle("two", number > 1);
   changed();
 }
 
 function again(pane) {
   player.restart();
-  pane.run(pane.ask($("model").value, { ...pane.asked.given, key }));
+  pane.run(pane.ask($("model").value, { ...pane.asked.given, hasKey: key !== "" }), key);
 }
 
 /** Show a pane's controls for what the chosen model accepts, with the values of a policy. */
@@ -91,14 +102,17 @@ async function load() {
     models = new Map(data.map((model) => [model.id, model]));
     adapt();
     $("notice").textContent = "";
+    $("key").hidden = true;
+    prompt.focus();
   } catch (error) {
     const isLocked = error.status === 401;
     $("notice").textContent = isLocked && !key ? "This server needs an API key." : error.message;
-    $("key").hidden = !isLocked && $("key").hidden;
+    $("key").hidden = !isLocked;
+    if (isLocked) $("key").querySelector("input").focus();
   }
 }
 
-async function loadFields() {
+async function loadFields(policies) {
   try {
     const document = await (await call("openapi.json")).json();
     const { ChatBody, DiffusionParams } = document.components.schemas;
@@ -110,7 +124,7 @@ async function loadFields() {
   } catch (error) {
     $("docs").hidden = true; // the document is not published: requests use the server's defaults
   }
-  panes.forEach((pane, index) => offer(pane, { max_tokens: TOKENS, diffusion: POLICIES[index] }));
+  panes.forEach((pane, index) => offer(pane, policies[index]));
 }
 
 function inOrder(given, names) {
@@ -118,20 +132,27 @@ function inOrder(given, names) {
   return given.toSorted((one, other) => rank(one) - rank(other));
 }
 
+/** Show what to try; an example begins a new chat, as it is a question of its own. */
 function showExamples() {
-  const { description, examples = [] } = models.get($("model").value) ?? {};
-  const buttons = examples.map((text) => {
-    const button = element("button", { type: "button" }, text);
+  const { description = "", examples = [] } = models.get($("model").value) ?? {};
+  const isNew = panes.every((pane) => pane.asked === null);
+  const isInfill = task.value === "infill";
+  const buttons = (isInfill ? GAPS : examples).map((text) => {
+    const button = element("button", { type: "button", title: text }, text);
     button.addEventListener("click", () => {
-      setTask("chat");
       prompt.value = text;
+      size.value = size.defaultValue;
       prompt.focus();
     });
     return button;
   });
-  const about = description ? [element("p", {}, description)] : [];
-  $("examples").replaceChildren(...about, element("h2", {}, "Try"), ...buttons);
-  $("examples").hidden = buttons.length === 0 || panes.some((pane) => pane.recording);
+  document.body.classList.toggle("new", isNew);
+  $("about").textContent = description;
+  const heading = element("h2", {}, isNew || isInfill ? "Try" : "Try in a new chat");
+  $("examples").replaceChildren(heading, ...buttons);
+  $("examples").hidden = buttons.length === 0;
+  if (isNew) composer.after($("examples"));
+  else composer.before($("examples"));
 }
 
 function send() {
@@ -141,12 +162,16 @@ function send() {
     return;
   }
   const [before, after] = task.value === "infill" ? parts : [];
-  const given = { key, text: prompt.value, before, after, gap: Number(size.value) };
+  const given = { text: prompt.value, before, after, gap: Number(size.value), hasKey: key !== "" };
   $("notice").textContent = "";
-  $("examples").hidden = true;
   player.restart();
-  for (const pane of panes) pane.run(pane.ask($("model").value, given));
+  const { examples = [] } = models.get($("model").value);
+  for (const pane of panes) {
+    if (examples.includes(prompt.value)) pane.clear();
+    pane.run(pane.ask($("model").value, given), key);
+  }
   if (task.value === "chat") prompt.value = "";
+  showExamples();
   panes[0].part("turns").lastElementChild?.scrollIntoView();
   changed();
 }
@@ -174,9 +199,11 @@ composer.addEventListener("submit", async (event) => {
   await offered; // until then there is no model to name
   if (!running() && $("model").value && prompt.value.trim()) send();
 });
-composer.addEventListener("change", () => {
+composer.addEventListener("change", ({ target }) => {
+  if (target !== composer && target.name !== "task") return;
   $("gap").hidden = task.value !== "infill";
   prompt.placeholder = task.value === "infill" ? `A text with one ${GAP}` : "Ask the model";
+  showExamples();
 });
 prompt.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -192,13 +219,58 @@ $("clear").addEventListener("click", () => {
   prompt.value = $("notice").textContent = "";
   showExamples();
   changed();
+  prompt.focus();
 });
 $("key").addEventListener("submit", (event) => {
   event.preventDefault();
   key = event.target.querySelector("input").value.trim();
   offered = load();
 });
+addEventListener("click", ({ target }) => {
+  for (const { settings } of panes) if (!settings.contains(target)) settings.open = false;
+});
+addEventListener("keydown", ({ key: pressed }) => {
+  const open = pressed === "Escape" && document.querySelector(".policy[open] summary");
+  if (!open) return;
+  open.focus();
+  open.click();
+});
 
-$("compare").checked = false; // browsers restore it on reload
-setPanes(1);
-offered = Promise.all([load(), loadFields()]);
+/** Load what the server offers, and show the chat that a reload has interrupted. */
+async function begin() {
+  const before = kept();
+  const policies = POLICIES.map((policy, index) => before?.panes[index]?.policy ?? policy);
+  document.body.classList.toggle("new", !before?.panes[0].asked);
+  setPanes(before?.panes.length ?? 1, policies);
+  await Promise.all([load(), loadFields(policies)]);
+  if (models.has(before?.model)) $("model").value = before.model;
+  adapt();
+  addEventListener("pagehide", keep);
+  if (!before) return;
+  setTask(before.task);
+  prompt.value ||= before.text; // what was typed meanwhile stays
+  panes.forEach((pane, index) => pane.restore(before.panes[index]));
+  showExamples();
+  changed();
+  player.skip();
+}
+
+/** Keep the chat, if the browser allows it and has room; else none rather than an older one. */
+function keep() {
+  const composed = { model: $("model").value, task: task.value, text: prompt.value };
+  try {
+    sessionStorage.removeItem(KEPT);
+    const chat = { ...composed, panes: panes.map((pane) => pane.kept) };
+    sessionStorage.setItem(KEPT, JSON.stringify(chat));
+  } catch {}
+}
+
+function kept() {
+  try {
+    return JSON.parse(sessionStorage.getItem(KEPT));
+  } catch {
+    return null;
+  }
+}
+
+offered = begin();

@@ -17,15 +17,15 @@ export class Canvas {
   }
 
   /** Show a frame of a recording; `total` is the forward at the end of the colour scale. */
-  show(recording, frame, total, length) {
+  show(recording, frame, total) {
     this.recording = recording;
     this.frame = frame;
-    this.#resize(length);
-    const { final, forward } = recording.frames[frame];
-    const summary = `Canvas: ${final} of ${length} tokens final after ${forward} forward${forward === 1 ? "" : "s"}`;
+    const { final, forward, size } = recording.frames[frame];
+    this.#resize(size);
+    const summary = `Canvas: ${final} of ${size} tokens final after ${forward} forward${forward === 1 ? "" : "s"}`;
     this.grid.setAttribute("aria-label", summary);
-    const stop = recording.totals?.tokens ?? length; // the answer's end, if it is known
-    this.cells.forEach((cell, position) => this.#draw(cell, position, total, stop));
+    const end = recording.endAt(frame);
+    this.cells.forEach((cell, position) => this.#draw(cell, position, total, position >= end));
     this.#describe();
   }
 
@@ -38,17 +38,16 @@ export class Canvas {
     }
   }
 
-  #draw(cell, position, total, stop) {
+  #draw(cell, position, total, isBeyond) {
     const found = this.recording.cell(position, this.frame);
-    const key = found ? `${found.forward}/${total}/${stop} ${found.text}` : "";
+    const state = found ? `${found.text}, forward ${found.forward}` : "mask";
+    const key = `${isBeyond} ${total} ${state}`;
     if (cell.dataset.key === key) return;
     cell.dataset.key = key;
-    const isPadding = position >= stop;
-    cell.textContent = !found ? "" : isPadding ? "\u00b7" : visible(found.text);
+    cell.textContent = !found || isBeyond ? "" : visible(found.text);
     cell.classList.toggle("final", found !== null);
-    cell.classList.toggle("beyond", found !== null && isPadding);
+    cell.classList.toggle("beyond", isBeyond);
     if (found) cell.style.setProperty("--time", (found.forward - 1) / Math.max(total - 1, 1));
-    const state = found ? `${found.text}, forward ${found.forward}` : "mask";
     cell.setAttribute("aria-label", `${position + 1}: ${state}`);
   }
 

@@ -6,6 +6,7 @@ import { Controls, element } from "./controls.js";
 import { inWords } from "./policy.js";
 import { Recording } from "./recording.js";
 import { call, events } from "./stream.js";
+import { isCode, rendered } from "./text.js";
 
 const WATCHING = {
   stream: true,
@@ -14,7 +15,7 @@ const WATCHING = {
 };
 
 const EMPTY = "(empty answer)";
-const MOST_EMPTY = 1024; // cells before the first canvas arrives; the server may refuse a longer one
+const LEFT = "The page was left before the answer was complete.";
 
 export class Pane {
   /**
@@ -25,9 +26,11 @@ export class Pane {
     this.root = document.getElementById("pane").content.firstElementChild.cloneNode(true);
     this.changed = changed;
     this.turns = []; // messages of finished turns
-    this.recording = null;
+    this.shown = []; // messages above the answer
+    this.asked = this.recording = null;
+    this.settings = this.part("policy"); // the page may show it elsewhere
     this.canvas = new Canvas(this.part("canvas"), this.part("note"));
-    this.part("policy").addEventListener("input", () => this.#summarize());
+    this.settings.addEventListener("input", () => this.#summarize());
     this.part("again").addEventListener("click", () => again(this));
     for (const button of this.root.querySelectorAll("[data-language]")) {
       button.addEventListener("click", () => this.#showCode(button));
@@ -36,13 +39,14 @@ export class Pane {
   }
 
   part(name) {
-    return this.root.querySelector(`[data-part=${name}]`);
+    const selector = `[data-part=${name}]`;
+    return this.root.querySelector(selector) ?? this.settings.querySelector(selector);
   }
 
   /** Name the pane; an empty name is for a single pane. */
   rename(name) {
     this.name = name;
-    this.part("name").textContent = name ? `Policy ${name}:` : "Policy:";
+    this.part("name").textContent = name ? `Policy ${name}` : "Policy";
   }
 
   /** Show controls for fields of the request and of its diffusion parameters. */
@@ -63,9 +67,24 @@ export class Pane {
   clear() {
     this.stop();
     this.turns = [];
-    this.recording = this.asked = null;
-    this.part("turns").replaceChildren();
+    this.asked = this.recording = null;
+    this.#showTurns([]);
     this.part("work").hidden = true;
+  }
+
+  /** What a reload keeps of the conversation and of its policy. */
+  get kept() {
+    const { policy, turns, shown, asked, recording, state, running, reason } = this;
+    return { policy, turns, shown, asked, recording, state, reason: running ? LEFT : reason };
+  }
+
+  /** Show the conversation that was kept. */
+  restore({ turns, shown, asked, recording, state, reason }) {
+    this.turns = turns;
+    if (!asked) return;
+    Object.assign(this, { asked, recording: Object.assign(new Recording(0), recording), state });
+    this.#open(shown);
+    if (reason) this.#fail(reason);
   }
 
   stop() {
@@ -86,16 +105,15 @@ export class Pane {
   }
 
   /** Send a request and receive its answer; failures are shown, not thrown. */
-  async run(asked) {
+  async run(asked, key) {
     this.stop();
-    this.asked = asked;
     const abort = (this.abort = new AbortController());
-    this.#begin(asked);
-    const recording = (this.recording = new Recording(performance.now()));
+    const recording = new Recording(performance.now());
+    Object.assign(this, { asked, recording, state: "denoising" });
+    this.#open(asked.message ? [...this.turns, asked.message] : []);
     try {
       const body = { ...asked.body, ...WATCHING };
-      const options = { key: asked.given.key, body, signal: abort.signal };
-      for await (const chunk of events(await call(asked.path, options))) {
+      for await (const chunk of events(await call(asked.path, { key, body, signal: abort.signal }))) {
         recording.add(chunk, performance.now());
         this.changed();
       }
@@ -103,7 +121,7 @@ export class Pane {
     } catch (error) {
       const kept = recording.last.forward ? " What arrived before is shown." : "";
       const stopped = abort.signal.aborted;
-      this.#fail(stopped ? "Stopped." : `${error.message}${kept}`);
+      if (this.recording === recording) this.#fail(stopped ? "Stopped." : `${error.message}${kept}`);
     }
     if (this.abort === abort) this.abort = null;
     this.changed();
@@ -113,19 +131,21 @@ export class Pane {
     return Boolean(this.abort);
   }
 
-  #begin({ message, body }) {
+  /** Show the conversation, with room for the answer to `asked`. */
+  #open(shown) {
+    const { model, messages, prompt, suffix, ...policy } = this.asked.body;
+    this.reason = "";
+    this.drawn = null;
+    this.#showTurns(shown);
     this.part("work").hidden = false;
-    this.part("failure").hidden = true;
-    this.state = "denoising";
-    const { model, messages, prompt, suffix, ...policy } = body;
+    this.part("failure").hidden = this.part("listing").hidden = true;
     this.part("made").textContent = `${model} \u00b7 ${inWords(policy)}`;
-    this.part("listing").hidden = true;
     this.part("said").textContent = "";
-    const shown = message ? [...this.turns, message] : [];
+  }
+
+  #showTurns(shown) {
+    this.shown = shown;
     this.part("turns").replaceChildren(...shown.map(turn));
-    this.length = Math.min(body.max_tokens ?? 0, MOST_EMPTY);
-    const lines = Math.min(Math.ceil((this.length || 96) / 20), 12);
-    this.part("answer").style.minHeight = `${lines}lh`; // so that the page does not grow line by line
   }
 
   #finish({ message }) {
@@ -138,11 +158,7 @@ export class Pane {
 
   #fail(reason) {
     this.state = "incomplete";
-    if (!this.recording.positions.length) {
-      this.length = 0; // nothing arrived, so there is no canvas
-      this.part("answer").style.minHeight = "";
-    }
-    this.part("reason").textContent = reason;
+    this.reason = this.part("reason").textContent = reason;
     this.part("failure").hidden = false;
   }
 
@@ -151,21 +167,35 @@ export class Pane {
     const { recording } = this;
     if (!recording) return;
     const frame = recording.frameAt(forward);
-    this.length = Math.max(this.length, recording.positions.length);
-    this.canvas.show(recording, frame, total, this.length);
-    const { before, after } = this.asked.given;
-    const text = recording.textAt(frame);
-    const isEmpty = recording.finish !== null && recording.text === "";
     const isEnd = frame === recording.frames.length - 1;
-    const said = isEmpty && isEnd ? element("em", {}, EMPTY) : text;
-    const filled = [before, element("mark", {}, said), after];
-    this.part("answer").replaceChildren(...(before === undefined ? [said] : filled));
+    const state = isEnd ? this.state : "denoising";
+    const drawn = [frame, total, state, recording.frames.length, recording.text.length].join();
+    if (drawn === this.drawn) return;
+    this.drawn = drawn;
+    this.part("work").dataset.state = this.part("state").textContent = state;
+    this.#showAnswer(frame, state);
+    this.canvas.show(recording, frame, total);
     for (const [name, value] of Object.entries(recording.numbersAt(frame))) {
       const digits = name === "tokensPerForward" ? 2 : 0;
       this.part(name).textContent = value === null ? "\u2013" : value.toFixed(digits);
     }
     this.part("scale").textContent = total;
-    this.part("state").textContent = isEnd ? this.state : "denoising";
+    this.part("warnings").textContent = recording.warnings.join(" ");
+    this.part("effort").hidden = recording.frames[0].size === 0; // nothing has arrived
+  }
+
+  /** Show what is final, then what else the canvas holds; all that arrived has its room. */
+  #showAnswer(frame, state) {
+    const { before = "", after = "" } = this.asked.given;
+    const own = this.asked.message ? null : "mark";
+    const { recording } = this;
+    const around = (...texts) => [[before], ...texts, [after]];
+    const all = before + recording.text + after;
+    const isEmpty = state.startsWith("complete") && recording.text === "";
+    const final = [isEmpty ? EMPTY : recording.textAt(frame), own];
+    const draft = [state === "denoising" ? recording.draftAt(frame) : "", "span"];
+    this.part("answer").replaceChildren(...rendered(around(final, draft), isCode(all)));
+    this.part("room").replaceChildren(...rendered(around([recording.text]), isCode(all)));
   }
 
   #summarize() {
@@ -176,17 +206,19 @@ export class Pane {
     for (const each of button.parentElement.children) {
       each.setAttribute("aria-pressed", each === button);
     }
-    const { path, body, given } = this.asked;
     const url = new URL(".", document.baseURI).href;
-    const program = code[button.dataset.language]({ url, path, body, hasKey: given.key !== "" });
+    const { path, body, given } = this.asked;
+    const program = code[button.dataset.language]({ url, path, body, hasKey: given.hasKey });
     this.part("code").textContent = program;
     this.part("listing").hidden = false;
   }
 }
 
 function turn({ role, content }) {
-  const who = element("span", { className: "who" }, role === "user" ? "You" : "Model");
-  return element("li", { className: role }, who, element("p", {}, content || EMPTY));
+  const isUser = role === "user";
+  const who = element("span", { className: "unseen" }, isUser ? "You: " : "Model: ");
+  const said = isUser ? [content] : rendered([[content || EMPTY]]);
+  return element("li", { className: role }, who, element("div", {}, ...said));
 }
 
 async function copy(source, button) {

@@ -3,6 +3,7 @@
 export class Player {
   /** @param {HTMLElement} root @param {(forward: number) => void} show */
   constructor(root, show) {
+    this.root = root;
     const part = (name) => root.querySelector(`[name=${name}]`);
     this.slider = part("position");
     this.button = part("play");
@@ -25,6 +26,11 @@ export class Player {
     this.position = this.end = 0;
     this.growing = true;
     this.#play(true);
+  }
+
+  /** Show the last forward received. */
+  skip() {
+    this.#goTo(this.end);
   }
 
   /** Note the last forward received, and whether more will arrive. */
@@ -65,6 +71,7 @@ export class Player {
 
   #draw() {
     const forward = Math.floor(this.position);
+    if (this.end || !this.growing) this.root.hidden = this.end === 0; // nothing to play
     this.slider.max = this.end;
     this.slider.value = forward;
     this.slider.setAttribute("aria-valuetext", `forward ${forward} of ${this.end}`);

@@ -1,20 +1,25 @@
 /** One answer as it was received: what each position of the canvas held after each forward. */
 
+const ENDS = /^(<\|.*\||<\/s|<eos|<end_of_turn)>$/; // end tokens as models write them
+
 /**
- * @typedef {{forward: number, final: number, seconds: number, length: number}} Frame
- *   The state after a forward: final tokens, time since the request, length of the final text.
+ * @typedef {{forward: number, final: number, seconds: number, length: number, size: number,
+ *   draft: string}} Frame
+ *   The state after a forward: final tokens, time since the request, length of the final text,
+ *   size of the canvas, and its whole text with a symbol for each mask.
  * @typedef {{text: string, forward: number, probability: number | null}} Cell
  */
 export class Recording {
   constructor(now) {
     this.began = now;
     /** @type {Frame[]} */
-    this.frames = [{ forward: 0, final: 0, seconds: 0, length: 0 }];
+    this.frames = [{ forward: 0, final: 0, seconds: 0, length: 0, size: 0, draft: "" }];
     this.positions = []; // each position's changes: {frame, forward, text}
     this.probabilities = [];
     this.text = "";
     this.finish = null; // why the answer ended
     this.totals = null; // the server's own count, at the end
+    this.warnings = []; // what the server changed or ignored
   }
 
   get last() {
@@ -24,6 +29,7 @@ export class Recording {
   /** Add a chunk of the stream, received at `now` milliseconds. */
   add(chunk, now) {
     if (chunk.diffusion?.tokens) this.#addCanvas(chunk.diffusion, now);
+    this.warnings.push(...(chunk.warnings ?? []));
     for (const choice of chunk.choices) {
       this.text += choice.delta?.content ?? choice.text ?? "";
       this.probabilities.push(...(choice.trajectory?.logprobs ?? []).map(Math.exp));
@@ -40,15 +46,17 @@ export class Recording {
     }
   }
 
-  #addCanvas({ forwards, tokens }, now) {
+  #addCanvas({ forwards, tokens, text = "" }, now) {
     const forward = Math.max(forwards, this.last.forward);
     const seconds = (now - this.began) / 1000;
-    if (forward > this.last.forward) this.frames.push({ forward, final: 0, seconds, length: 0 });
-    this.last.final = tokens.filter((text) => text !== null).length;
-    tokens.forEach((text, position) => {
+    if (forward > this.last.forward) this.frames.push({ forward, seconds });
+    const final = tokens.filter((token) => token !== null).length;
+    Object.assign(this.last, { final, size: tokens.length, draft: text });
+    this.frames[0].size ||= tokens.length;
+    tokens.forEach((token, position) => {
       const changes = (this.positions[position] ??= []);
-      if (text === (changes.at(-1)?.text ?? null)) return;
-      changes.push({ frame: this.frames.length - 1, forward, text });
+      if (token === (changes.at(-1)?.text ?? null)) return;
+      changes.push({ frame: this.frames.length - 1, forward, text: token });
     });
   }
 
@@ -72,6 +80,20 @@ export class Recording {
   /** Return the text that was final in a frame. */
   textAt(frame) {
     return this.text.slice(0, this.frames[frame].length);
+  }
+
+  /** Return the text of the canvas that follows what was final, without the masks at its end. */
+  draftAt(frame) {
+    const { draft, length } = this.frames[frame];
+    return draft.startsWith(this.textAt(frame)) ? draft.slice(length).replace(/\u2591+$/, "") : "";
+  }
+
+  /** Return where the answer ends on a frame's canvas, as far as that is known there. */
+  endAt(frame) {
+    const isEnd = (_, position) => ENDS.test(this.cell(position, frame)?.text ?? "");
+    const end = this.positions.findIndex(isEnd);
+    const isLast = this.totals !== null && frame === this.frames.length - 1;
+    return end !== -1 ? end : isLast ? this.totals.tokens : this.positions.length;
   }
 
   /**

@@ -7,6 +7,7 @@ weights (`quantization`) and K/V (`kv_cache_dtype`) in few bits change accuracy.
 """
 
 import argparse
+import ast
 import json
 import random
 import sys
@@ -27,7 +28,9 @@ from examples.train_demo.tasks import (
     chat,
     draw,
     is_near_written,
+    rows_of,
 )
+from examples.train_demo.tool_questions import Tool, shown
 from examples.train_demo.words import Item
 
 Json = dict[str, Any]
@@ -43,6 +46,7 @@ POLICIES: dict[str, Json] = {
     },
 }  # fmt: skip
 THRESHOLD = POLICIES["threshold 0.9"]
+LONG = 128  # tokens that a call may take
 TABLE_BATCH = 4  # `lopa` shares 16 copies among the running: 4 branches each
 
 
@@ -127,14 +131,38 @@ def harder_half(count: int, seed: int) -> list[Item]:
     return [i for i in items if len(i.answer.split()) + i.answer.count(",") >= 6][:count]
 
 
-def written_items() -> list[tuple[Item, Any]]:
-    """Return the questions written by hand, with the expected answers."""
-    rows = json.loads((FOLDER / "questions.json").read_text())
+def written_items(name: str) -> list[tuple[Item, Any]]:
+    """Return a file's questions written by hand, with the expected answers."""
     items = []
-    for row in rows:
+    for row in rows_of(name):
         before = tuple((question, answer) for question, answer in row.get("before", []))
-        items.append((Item(row["kind"], row["question"], "", before=before), row["answer"]))
-    return items  # fmt: skip
+        system = shown([Tool(*tool) for tool in row.get("tools", [])])
+        item = Item(row["kind"], row["question"], "", "", before, system, row.get("role", "user"))
+        items.append((item, row["answer"]))
+    return items
+
+
+def judged(llm: DiffusionLLM, name: str, most: int, wrong: bool) -> dict[str, list[bool]]:
+    """Return whether each answer to a file's questions is right, by kind; print wrong ones."""
+    written, hits = written_items(name), defaultdict[str, list[bool]](list)
+    said = ask(llm, [item for item, _ in written], THRESHOLD, "none", most)
+    for (item, expected), text in zip(written, said.texts, strict=True):
+        hits[item.task].append(is_right(item.task, text, expected))
+        if wrong and not hits[item.task][-1]:
+            print(f"{item.system} {item.before} {item.question}\n    {text!r}, not {expected!r}")
+    return hits
+
+
+def all_hits(by_kind: dict[str, list[bool]]) -> float:
+    return share([h for hits in by_kind.values() for h in hits])
+
+
+def is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def copied(items: list[Item], texts: list[str]) -> Json:
@@ -169,13 +197,10 @@ def measure(llm: DiffusionLLM, arguments: argparse.Namespace) -> Json:
 
     trained = drawn("entities", arguments.items, arguments.seed)
     new = drawn("phrasings", arguments.items, arguments.seed)
-    written = written_items()
-    said = ask(llm, [item for item, _ in written], THRESHOLD, "none", most)
-    by_kind: dict[str, list[bool]] = defaultdict(list)
-    for (item, expected), text in zip(written, said.texts, strict=True):
-        by_kind[item.task].append(is_right(item.task, text, expected))
-        if arguments.wrong and not by_kind[item.task][-1]:
-            print(f"{item.before} {item.question}\n    {text!r}, not {expected!r}")
+    by_kind = judged(llm, "questions", most, arguments.wrong)
+    code = [item for item in trained + new if item.task == "code"]
+    bodies = ask(llm, code, THRESHOLD, "none", most).texts
+    each = arguments.items // len(GENERATORS)
     unrelated = [Item("", u, ANSWER) for u in json.loads((FOLDER / "unrelated.json").read_text())]
     refused = ask(llm, unrelated, THRESHOLD, "none", most)
     if arguments.wrong:
@@ -185,7 +210,19 @@ def measure(llm: DiffusionLLM, arguments: argparse.Namespace) -> Json:
     facts = drawn("entities", arguments.items, arguments.seed, ("json",))
     return of(trained) | {
         "new_phrasings": of(new),
-        "written_by_hand": share([h for hits in by_kind.values() for h in hits]),
+        **{
+            task: run(
+                llm, drawn("entities", each, arguments.seed, (task,)), THRESHOLD, "none", LONG
+            )
+            for task in ("later", "tool")
+        },
+        "code_that_does_not_compile": sum(not is_python(text) for text in bodies),
+        "code_looked_at": len(bodies),
+        "written_by_hand_later": {
+            name: all_hits(judged(llm, name, LONG, arguments.wrong))
+            for name in ("asked", "later", "tools")
+        },
+        "written_by_hand": all_hits(by_kind),
         "written_by_hand_by_kind": {kind: share(hits) for kind, hits in by_kind.items()},
         "unrelated_recognised": share([text == ANSWER for text in refused.texts]),
         "copied": copied(facts, ask(llm, facts, THRESHOLD, "none", most).texts),

@@ -7,19 +7,19 @@ weights (`quantization`) and K/V (`kv_cache_dtype`) in few bits change accuracy.
 """
 
 import argparse
-import ast
 import json
 import random
 import sys
 import time
 from collections import defaultdict
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffray import DiffusionLLM, RequestOutput, SamplingParams
 from diffray.components.kv_pool import position_bytes
-from examples.train_demo.judge import is_right
+from examples.train_demo.judge import is_right, returns
 from examples.train_demo.outside import ANSWER
 from examples.train_demo.tasks import (
     FOLDER,
@@ -153,18 +153,6 @@ def judged(llm: DiffusionLLM, name: str, most: int, wrong: bool) -> dict[str, li
     return hits
 
 
-def all_hits(by_kind: dict[str, list[bool]]) -> float:
-    return share([h for hits in by_kind.values() for h in hits])
-
-
-def is_python(text: str) -> bool:
-    try:
-        ast.parse(text)
-    except SyntaxError:
-        return False
-    return True
-
-
 def copied(items: list[Item], texts: list[str]) -> Json:
     """Return the shares of JSON answers' words and numbers that were copied right."""
     hits: dict[str, list[bool]] = {"words": [], "numbers": []}
@@ -216,13 +204,13 @@ def measure(llm: DiffusionLLM, arguments: argparse.Namespace) -> Json:
             )
             for task in ("later", "tool")
         },
-        "code_that_does_not_compile": sum(not is_python(text) for text in bodies),
+        "code_that_does_not_compile": sum(not returns(text, []) for text in bodies),
         "code_looked_at": len(bodies),
         "written_by_hand_later": {
-            name: all_hits(judged(llm, name, LONG, arguments.wrong))
+            name: share([*chain(*judged(llm, name, LONG, arguments.wrong).values())])
             for name in ("asked", "later", "tools")
         },
-        "written_by_hand": all_hits(by_kind),
+        "written_by_hand": share([*chain(*by_kind.values())]),
         "written_by_hand_by_kind": {kind: share(hits) for kind, hits in by_kind.items()},
         "unrelated_recognised": share([text == ANSWER for text in refused.texts]),
         "copied": copied(facts, ask(llm, facts, THRESHOLD, "none", most).texts),

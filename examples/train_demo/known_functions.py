@@ -299,14 +299,6 @@ KNOWN = {  # name: arguments, body, what follows "a function that", what follows
         "check if a list contains a value|test whether x is in a list|"
         "see if an element is in a list|find out whether a list has a value",
     ),
-    "length": (
-        "values",
-        "return len(values)",
-        "returns the length of a list|counts the elements of a list|tells how long a list is|"
-        "gives the number of items in a list",
-        "get the length of a list|count the elements of a list|find out how long a list is|"
-        "count the items in a list",
-    ),
     "descending": (
         "values",
         "return sorted(values, reverse=True)",
@@ -314,27 +306,5 @@ KNOWN = {  # name: arguments, body, what follows "a function that", what follows
         "returns a list sorted backwards|orders a list with the largest first",
         "sort a list in descending order|sort a list from high to low|sort a list backwards|"
         "order a list with the largest first",
-    ),
-    "spread": (
-        "numbers",
-        "return max(numbers) - min(numbers)",
-        "returns the difference between the largest and the smallest number|"
-        "returns the range of a list|subtracts the minimum of a list from its maximum",
-        "get the difference between maximum and minimum|compute the range of a list|"
-        "find the difference of the largest and the smallest number",
-    ),
-    "repeat": (
-        "text, n",
-        "return text * n",
-        "repeats a text n times|returns a string n times|repeats a string|copies a text n times",
-        "repeat a text n times|repeat a string|write a text n times|copy a string n times",
-    ),
-    "without_spaces": (
-        "text",
-        "return text.replace(' ', '')",
-        "removes the spaces of a text|returns a string without spaces|deletes all spaces|"
-        "takes the spaces out of a text",
-        "remove the spaces of a text|delete all spaces|get a string without spaces|"
-        "take the spaces out of a string",
     ),
 }

@@ -162,7 +162,7 @@ class Run:
             torch._foreach_lerp_(
                 list(self.average.parameters()),
                 list(self.model.parameters()),
-                1 / min(self.step + 2, 400),
+                1 / min((self.step - self.begun) // 5 + 2, 400),  # about the last fifth
             )
             for ours, theirs in zip(self.average.buffers(), self.model.buffers(), strict=True):
                 ours.copy_(theirs)

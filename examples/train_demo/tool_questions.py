@@ -92,7 +92,7 @@ def _value(s: Source, letter: str) -> str | int:
 
 def _filled(s: Source, name: str, parameters: str, does: str, asks: str) -> Fit:
     """Return a tool whose parameters are letters and names, and a question with its values."""
-    letters = dict(reversed(p.split(" ")) for p in parameters.split(";"))
+    letters = {key: letter for letter, key in (p.split(" ") for p in parameters.split(";"))}
     arguments = {key: _value(s, letter) for key, letter in letters.items()}
     ask = s.phrase(asks)
     places = list(arguments.values())
@@ -150,11 +150,12 @@ def _saver(s: Source) -> Fit:
 def _among_others(s: Source, tools: list[Tool], signs: set[str]) -> list[Tool]:
     """Return the tools among up to three that do not fit, with calculators of `signs` at most."""
     mixed, drawn = list(tools), set(s.drawn)
+    makers: list[Callable[[], Tool]] = [
+        lambda: _errand(s, bool(tools)).tool, lambda: _invented(s).tool,
+        lambda: _calculator(s, s.rng.choice(sorted(signs))),
+    ]  # fmt: skip
     for _ in range(s.rng.choice([0, 0, 1, 1, 2, 3]) or (not tools)):
-        other = s.rng.choice([
-            lambda: _errand(s, bool(tools)).tool, lambda: _invented(s).tool,
-            lambda: _calculator(s, s.rng.choice(sorted(signs))),
-        ])()  # fmt: skip
+        other = s.rng.choice(makers)()
         if all(other.name != t.name and other.does != t.does for t in mixed):
             mixed.append(other)
     s.drawn = drawn

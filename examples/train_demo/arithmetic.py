@@ -38,7 +38,7 @@ def fact(rng: random.Random, sign: str) -> str:
 PARTS = {  # what is done with a number, the other number and its sign
     "half of {}|half {}|halve {}|{} halved|the half of {}": (2, "/"),
     "a third of {}|one third of {}|the third part of {}": (3, "/"),
-    "a quarter of {}|one quarter of {}|the fourth part of {}": (4, "/"),
+    "a quarter of {}|one quarter of {}": (4, "/"),
     "double {}|twice {}|double of {}|the double of {}|{} doubled|two times {}": (2, "*"),
     "triple {}|three times {}|the triple of {}|{} tripled": (3, "*"),
 }

@@ -188,7 +188,6 @@ def measure(llm: DiffusionLLM, arguments: argparse.Namespace) -> Json:
     by_kind = judged(llm, "questions", most, arguments.wrong)
     code = [item for item in trained + new if item.task == "code"]
     bodies = ask(llm, code, THRESHOLD, "none", most).texts
-    each = arguments.items // len(GENERATORS)
     unrelated = [Item("", u, ANSWER) for u in json.loads((FOLDER / "unrelated.json").read_text())]
     refused = ask(llm, unrelated, THRESHOLD, "none", most)
     if arguments.wrong:
@@ -196,14 +195,11 @@ def measure(llm: DiffusionLLM, arguments: argparse.Namespace) -> Json:
             if text != ANSWER:
                 print(f"{item.question}\n    {text!r}")
     facts = drawn("entities", arguments.items, arguments.seed, ("json",))
+    few, seed = arguments.items // len(GENERATORS), arguments.seed
+    new_tasks = {task: drawn("entities", few, seed, (task,)) for task in ("later", "tool")}
     return of(trained) | {
         "new_phrasings": of(new),
-        **{
-            task: run(
-                llm, drawn("entities", each, arguments.seed, (task,)), THRESHOLD, "none", LONG
-            )
-            for task in ("later", "tool")
-        },
+        **{task: run(llm, items, THRESHOLD, "none", LONG) for task, items in new_tasks.items()},
         "code_that_does_not_compile": sum(not returns(text, []) for text in bodies),
         "code_looked_at": len(bodies),
         "written_by_hand_later": {

@@ -59,10 +59,6 @@ def shown(tools: list[Tool]) -> str:
     return "\n".join(lines)
 
 
-def called(name: str, arguments: Values) -> str:
-    return f"{OPEN}{HEAD % name}{compact(arguments)}{CLOSE}"
-
-
 def _calculator(s: Source, sign: str) -> Tool:
     names, does = known("calculators")[sign]
     name = s.invented() if s.chance(0.15) else s.rng.choice(names.split("|"))
@@ -184,7 +180,7 @@ def tool_question(s: Source) -> Item:
     arguments = fit.arguments
     if s.lower:
         arguments = {k: v.lower() if isinstance(v, str) else v for k, v in arguments.items()}
-    call = called(fit.tool.name, arguments)
+    call = f"{OPEN}{HEAD % fit.tool.name}{compact(arguments)}{CLOSE}"
     item = s.item("tool", fit.question, call)
     sums = known("calculators").items()
     signs = {sign for sign, (_, does) in sums if not fit.result or fit.tool.does not in does}

@@ -35,7 +35,31 @@ def fact(rng: random.Random, sign: str) -> str:
     return f"{a}{sign}{b}={c}"
 
 
-def _one(s: Source) -> Item:
+PARTS = {  # what is done with a number, the other number and its sign
+    "half of {}|half {}|halve {}|{} halved|the half of {}": (2, "/"),
+    "a third of {}|one third of {}|the third part of {}": (3, "/"),
+    "a quarter of {}|one quarter of {}": (4, "/"),
+    "double {}|twice {}|double of {}|the double of {}|{} doubled|two times {}": (2, "*"),
+    "triple {}|three times {}|the triple of {}|{} tripled": (3, "*"),
+}
+
+
+def _part(s: Source) -> Item:
+    """Return a half, a double and the like."""
+    spoken = s.rng.choice(list(PARTS))
+    b, sign = PARTS[spoken]
+    c = s.rng.randint(1, LIMIT // b)
+    a, c = (b * c, c) if sign == "/" else (c, b * c)
+    asked = s.phrase(spoken).format(a)
+    ask = s.phrase("What is {}?|what's {}|{}|{}?|How much is {}?|Tell me {}.|{} is?|Calculate {}.")
+    text = ask.format(asked)
+    text = text[0].upper() + text[1:] if s.chance(0.7) else text
+    return s.item("arithmetic", text, f"{a}{sign}{b}={c}")
+
+
+def one_operation(s: Source) -> Item:
+    if s.chance(0.12):
+        return _part(s)
     sign = s.rng.choice("+-*/")
     a, b, c = operands(s.rng, sign)
     style = s.rng.random()
@@ -61,8 +85,8 @@ def _one(s: Source) -> Item:
     if style < 0.65:
         space = s.rng.choice(["", " "])
         shown = sign if s.chance(0.8) or sign in "+-" else {"*": "x", "/": ":"}[sign]
-        if shown == "x":
-            space = " "
+        if shown == "x" and s.chance(0.1):
+            shown, space = s.phrase("by|X"), " "
         text = f"{a}{space}{shown}{space}{b}"
     else:
         text = f"{a} {s.rng.choice(SIGNS[sign])} {b}"
@@ -126,4 +150,4 @@ def _value(numbers: list[int], signs: list[str]) -> int:
 
 
 def arithmetic(s: Source) -> Item:
-    return _chain(s) if s.chance(0.35) else _one(s)
+    return _chain(s) if s.chance(0.35) else one_operation(s)

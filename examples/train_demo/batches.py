@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from examples.train_demo.arithmetic import fact
 from examples.train_demo.exercises import exercise
 from examples.train_demo.sampler import BLOCK
-from examples.train_demo.tasks import GENERATORS, chat, draw
+from examples.train_demo.tasks import TASKS, chat, draw
 from examples.train_demo.vocabulary import SPACED
 from examples.train_demo.words import Item, Source
 
@@ -25,11 +25,11 @@ DRILLS = 0.08, 0.03, 0.14  # shares of the batches: facts, copies, exercises
 DRILL_LENGTH, GAPS = 96, 0.03
 FIRST = {
     "arithmetic": 0.7, "math": 0.8, "code": 0.8, "json": 1.8, "rewriting": 1.8, "turn": 0.6,
-    "outside": 0.4,
+    "outside": 0.4, "later": 0.8, "tool": 0.8,
 }  # fmt: skip
 THEN = {
-    "arithmetic": 1.2, "math": 2.2, "code": 0.8, "json": 2.7, "rewriting": 2.4, "turn": 2.5,
-    "outside": 0.8,
+    "arithmetic": 1.4, "math": 1.6, "code": 1.2, "json": 1.8, "rewriting": 1.6, "turn": 1.6,
+    "outside": 0.6, "later": 4.5, "tool": 5.5,
 }  # fmt: skip
 FIRST_ROOMS = [0] * 14 + [32] * 4 + [64] * 2  # the least room for an answer, bidirectional
 ROOMS = [0] * 8 + [32] * 6 + [64] * 5 + [96, 128]
@@ -69,12 +69,12 @@ class Batches:
         vocab = tokenizer.get_vocab()
         self.role = {
             "user": vocab["<role>HUMAN</role>"], "assistant": vocab["<role>ASSISTANT</role>"],
-            "system": vocab["<role>SYSTEM</role>"],
+            "system": vocab["<role>SYSTEM</role>"], "tool": vocab["<role>SYSTEM</role>"],
         }  # fmt: skip
         self.end = vocab["<|role_end|>"]
         self.numbers = {vocab[space + str(n)] for n in range(200) for space in ("", SPACED)}
         self.equals = {i for t, i in vocab.items() if t.endswith("=")}
-        self.common = {task: self._common_tokens(task) for task in GENERATORS}
+        self.common = {task: self._common_tokens(task) for task in TASKS}
         pieces = (t.removeprefix(SPACED) for t in vocab)
         self.pieces = sorted({t for t in pieces if t.isascii() and t.isalpha() and t.islower()})
         self.systems: list[list[int]] = tokenizer(SYSTEMS).input_ids
@@ -178,10 +178,13 @@ class Batches:
         answers = self.tokenizer([item.answer for item in items]).input_ids
         examples = []
         for item, messages, answer in zip(items, chats, answers, strict=True):
-            prompt = []
+            prompt, system = list[int](), list[int]()
             if self.rng.random() < 0.04:
-                prompt = [self.role["system"], *self.rng.choice(self.systems), self.end]
+                system = [self.role["system"], *self.rng.choice(self.systems), self.end]
             for message in messages:
+                if message["role"] != "system":  # which shows functions, and comes first
+                    prompt += system
+                    system = []
                 prompt += [self.role[message["role"]], *next(encoded), self.end]
             prompt.append(self.role["assistant"])
             if self.causal:

@@ -13,12 +13,13 @@ import sys
 import time
 from collections import defaultdict
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffray import DiffusionLLM, RequestOutput, SamplingParams
 from diffray.components.kv_pool import position_bytes
-from examples.train_demo.judge import is_right
+from examples.train_demo.judge import is_right, returns
 from examples.train_demo.outside import ANSWER
 from examples.train_demo.tasks import (
     FOLDER,
@@ -27,7 +28,9 @@ from examples.train_demo.tasks import (
     chat,
     draw,
     is_near_written,
+    rows_of,
 )
+from examples.train_demo.tool_questions import Tool, shown
 from examples.train_demo.words import Item
 
 Json = dict[str, Any]
@@ -43,6 +46,7 @@ POLICIES: dict[str, Json] = {
     },
 }  # fmt: skip
 THRESHOLD = POLICIES["threshold 0.9"]
+LONG = 128  # tokens that a call may take
 TABLE_BATCH = 4  # `lopa` shares 16 copies among the running: 4 branches each
 
 
@@ -127,14 +131,26 @@ def harder_half(count: int, seed: int) -> list[Item]:
     return [i for i in items if len(i.answer.split()) + i.answer.count(",") >= 6][:count]
 
 
-def written_items() -> list[tuple[Item, Any]]:
-    """Return the questions written by hand, with the expected answers."""
-    rows = json.loads((FOLDER / "questions.json").read_text())
+def written_items(name: str) -> list[tuple[Item, Any]]:
+    """Return a file's questions written by hand, with the expected answers."""
     items = []
-    for row in rows:
+    for row in rows_of(name):
         before = tuple((question, answer) for question, answer in row.get("before", []))
-        items.append((Item(row["kind"], row["question"], "", before=before), row["answer"]))
-    return items  # fmt: skip
+        system = shown([Tool(*tool) for tool in row.get("tools", [])])
+        item = Item(row["kind"], row["question"], "", "", before, system, row.get("role", "user"))
+        items.append((item, row["answer"]))
+    return items
+
+
+def judged(llm: DiffusionLLM, name: str, most: int, wrong: bool) -> dict[str, list[bool]]:
+    """Return whether each answer to a file's questions is right, by kind; print wrong ones."""
+    written, hits = written_items(name), defaultdict[str, list[bool]](list)
+    said = ask(llm, [item for item, _ in written], THRESHOLD, "none", most)
+    for (item, expected), text in zip(written, said.texts, strict=True):
+        hits[item.task].append(is_right(item.task, text, expected))
+        if wrong and not hits[item.task][-1]:
+            print(f"{item.system} {item.before} {item.question}\n    {text!r}, not {expected!r}")
+    return hits
 
 
 def copied(items: list[Item], texts: list[str]) -> Json:
@@ -169,13 +185,9 @@ def measure(llm: DiffusionLLM, arguments: argparse.Namespace) -> Json:
 
     trained = drawn("entities", arguments.items, arguments.seed)
     new = drawn("phrasings", arguments.items, arguments.seed)
-    written = written_items()
-    said = ask(llm, [item for item, _ in written], THRESHOLD, "none", most)
-    by_kind: dict[str, list[bool]] = defaultdict(list)
-    for (item, expected), text in zip(written, said.texts, strict=True):
-        by_kind[item.task].append(is_right(item.task, text, expected))
-        if arguments.wrong and not by_kind[item.task][-1]:
-            print(f"{item.before} {item.question}\n    {text!r}, not {expected!r}")
+    by_kind = judged(llm, "questions", most, arguments.wrong)
+    code = [item for item in trained + new if item.task == "code"]
+    bodies = ask(llm, code, THRESHOLD, "none", most).texts
     unrelated = [Item("", u, ANSWER) for u in json.loads((FOLDER / "unrelated.json").read_text())]
     refused = ask(llm, unrelated, THRESHOLD, "none", most)
     if arguments.wrong:
@@ -183,9 +195,18 @@ def measure(llm: DiffusionLLM, arguments: argparse.Namespace) -> Json:
             if text != ANSWER:
                 print(f"{item.question}\n    {text!r}")
     facts = drawn("entities", arguments.items, arguments.seed, ("json",))
+    few, seed = arguments.items // len(GENERATORS), arguments.seed
+    new_tasks = {task: drawn("entities", few, seed, (task,)) for task in ("later", "tool")}
     return of(trained) | {
         "new_phrasings": of(new),
-        "written_by_hand": share([h for hits in by_kind.values() for h in hits]),
+        **{task: run(llm, items, THRESHOLD, "none", LONG) for task, items in new_tasks.items()},
+        "code_that_does_not_compile": sum(not returns(text, []) for text in bodies),
+        "code_looked_at": len(bodies),
+        "written_by_hand_later": {
+            name: share([*chain(*judged(llm, name, LONG, arguments.wrong).values())])
+            for name in ("asked", "later", "tools")
+        },
+        "written_by_hand": share([*chain(*by_kind.values())]),
         "written_by_hand_by_kind": {kind: share(hits) for kind, hits in by_kind.items()},
         "unrelated_recognised": share([text == ANSWER for text in refused.texts]),
         "copied": copied(facts, ask(llm, facts, THRESHOLD, "none", most).texts),

@@ -300,25 +300,44 @@ def compact(values: dict[str, str | int]) -> str:
     return json.dumps(values, separators=(",", ":"), ensure_ascii=False)
 
 
-def json_extraction(s: Source) -> Item:
+def _some_facts(s: Source) -> Facts:
+    return s.rng.choice([_person, _person, _person, _order, _order, _event, _pet, _trip])(s)
+
+
+def named_facts(s: Source) -> Facts:
+    """Return facts under any of the names that their keys may have."""
     if s.chance(0.25):
-        values, sentence = invented_facts(s)
+        return Facts(*invented_facts(s))
+    values, sentence = _some_facts(s)
+    names: dict[str, str] = {}
+    for key in values:
+        name = s.rng.choice(NAMES[key].split("|"))
+        names[key] = key if name in names.values() or s.chance(0.4) else name
+    if len(set(names.values())) < len(names):
         names = {key: key for key in values}
+    named = {names[key]: value for key, value in values.items()}
+    if s.chance(0.15):
+        pairs = [s_join(s, key, value) for key, value in named.items()]
+        s.rng.shuffle(pairs)
+        sentence = ", ".join(pairs) + "."
+    return Facts(named, sentence)
+
+
+ASKS_ALL = (
+    "Turn this into JSON: {s}|Make JSON of this: {s}|JSON: {s}|As JSON: {s}|{s} As JSON, please.|"
+    "Convert this to JSON: {s}|Extract everything as JSON: {s}|Put this into JSON: {s}|"
+    "Write this as JSON: {s}|{s} Now as JSON.|Give me all of it as JSON: {s}|to json: {s}"
+)
+
+
+def json_extraction(s: Source) -> Item:
+    if s.chance(0.1):  # all facts, by their usual names, as the sentence has them
+        values, sentence = _some_facts(s)
+        keys = sorted(values, key=lambda key: sentence.find(str(values[key])))
+        question = s.phrase(ASKS_ALL).format(s=sentence)
     else:
-        values, sentence = s.rng.choice(
-            [_person, _person, _person, _order, _order, _event, _pet, _trip]
-        )(s)
-        names = {}
-        for key in values:
-            name = s.rng.choice(NAMES[key].split("|"))
-            names[key] = key if name in names.values() or s.chance(0.4) else name
-        if len(set(names.values())) < len(names):
-            names = {key: key for key in values}
-        if s.chance(0.15):
-            pairs = [s_join(s, names[key], value) for key, value in values.items()]
-            s.rng.shuffle(pairs)
-            sentence = ", ".join(pairs) + "."
-    keys = s.rng.sample(list(values), s.rng.randint(1, len(values)))
-    question = s.phrase(ASKS).format(k=_listed(s, [names[k] for k in keys]), s=sentence)
-    answer = compact({names[key]: values[key] for key in keys})
+        values, sentence = named_facts(s)
+        keys = s.rng.sample(list(values), s.rng.randint(1, len(values)))
+        question = s.phrase(ASKS).format(k=_listed(s, keys), s=sentence)
+    answer = compact({key: values[key] for key in keys})
     return s.item("json", question, answer.lower() if s.lower else answer)

@@ -8,6 +8,8 @@ import json
 import re
 from typing import Any
 
+from diffray.components.grammar.tool_calls import OPEN
+
 Checks = list[list[Any]]  # each an expression and its value; f stands for the function
 
 
@@ -63,8 +65,8 @@ def _wanted(value: Any) -> Any:
 
 def is_right(kind: str, answer: str, expected: str | dict[str, Any] | Checks) -> bool:
     """Return whether the answer is right; the type of `expected` says how to compare."""
-    if isinstance(expected, dict):
-        return is_json(answer, expected)
+    if isinstance(expected, dict):  # or a call's name and arguments
+        return is_json(answer.removeprefix(OPEN).removesuffix("</tool_call>"), expected)
     if isinstance(expected, list):
         return returns(answer, expected)
     if kind in ("arithmetic", "math") or "=" in answer:

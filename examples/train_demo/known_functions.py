@@ -266,4 +266,45 @@ KNOWN = {  # name: arguments, body, what follows "a function that", what follows
         "merge two lists|join two lists|put two lists together|combine two lists|"
         "append one list to another|make one list of two",
     ),
+    "product": (
+        "numbers",
+        "return numbers[0] * product(numbers[1:]) if numbers else 1",
+        "returns the product of a list|multiplies all numbers of a list|"
+        "returns the product of the numbers|multiplies the elements of a list|"
+        "gives the product of all numbers in a list",
+        "multiply all numbers of a list|get the product of a list|multiply all elements|"
+        "compute the product of the numbers|find the product of all values",
+    ),
+    "unique": (
+        "values",
+        "return list(set(values))",
+        "removes duplicates|removes the duplicates of a list|returns a list without duplicates|"
+        "returns the unique values of a list|drops what a list has twice",
+        "remove duplicates|remove duplicates from a list|get the unique values of a list|"
+        "drop the duplicates of a list|get rid of duplicates in a list",
+    ),
+    "count_letter": (
+        "text, letter",
+        "return text.count(letter)",
+        "counts a letter in a text|counts how often a letter is in a string|"
+        "returns how many times a character occurs in a text|counts the occurrences of a letter",
+        "count a letter in a text|count how often a character is in a string|"
+        "count the occurrences of a letter|find how many times a letter occurs in a word",
+    ),
+    "contains": (
+        "values, x",
+        "return x in values",
+        "checks whether a list contains a value|tells if x is in a list|"
+        "returns whether an element is in a list|tests if a list has a value",
+        "check if a list contains a value|test whether x is in a list|"
+        "see if an element is in a list|find out whether a list has a value",
+    ),
+    "descending": (
+        "values",
+        "return sorted(values, reverse=True)",
+        "sorts a list in descending order|sorts a list from high to low|"
+        "returns a list sorted backwards|orders a list with the largest first",
+        "sort a list in descending order|sort a list from high to low|sort a list backwards|"
+        "order a list with the largest first",
+    ),
 }

@@ -143,7 +143,7 @@ def _near_miss(s: Source) -> str:
             "Solve x + {a} = {b}|What is the sine of {a}?|Integrate x squared.|"
             "Factor {a}.|What is {a} to the power of {b}?|Round {a}.{b}|"
             "What year was {a} years ago?|Is {a} larger than {b}?|Count to {a}.|"
-            "What is half of {a}?|{a}|{a} {b}|What comes after infinity?|"
+            "{a}|{a} {b}|What comes after infinity?|"
             "Tell me a number|Roll a die|What is log {a}?"
         ).format(a=s.rng.randint(2, 199), b=s.rng.randint(2, 199))
     if kind == 5:

@@ -212,9 +212,48 @@ def _known_function(s: Source) -> tuple[str, str, str, str]:
     default = s.rng.choice(list(KNOWN))
     arguments, body, that, to = KNOWN[default]
     name, called = _called(s, default)
-    if default in ("factorial", "fibonacci"):
+    if default in ("factorial", "fibonacci", "product"):
         body = body.replace(default + "(", name + "(")
     return called, s.phrase(that), s.phrase(to), f"def {name}({arguments}):\n    {body}"
+
+
+EACH = {  # what is done to each number: after "that", after "to", after the number, the value
+    "double": ("doubles", "double", "", "2 * x"), "triple": ("triples", "triple", "", "3 * x"),
+    "square": ("squares", "square", "", "x * x"), "halve": ("halves", "halve", "", "x / 2"),
+    "add": ("adds {} to", "add {} to", "", "x + {}"),
+    "subtract": ("subtracts {} from", "subtract {} from", "", "x - {}"),
+    "multiply": ("multiplies", "multiply", " by {}", "x * {}"),
+    "divide": ("divides", "divide", " by {}", "x / {}"),
+}  # fmt: skip
+
+
+def _each_function(s: Source) -> tuple[str, str, str, str]:
+    """Return a function of each number of a list, or one that tests a number for a divisor."""
+    k = s.rng.randint(2, 30)
+    if s.chance(0.15):
+        name, called = _called(s, "is_divisible")
+        what = s.phrase("a number {}|n {}|an integer {}")
+        what = what.format(s.phrase("is divisible by {}|can be divided by {}")).format(k)
+        return (
+            called,
+            f"{s.phrase('checks whether|tells if|returns whether|tests if')} {what}",
+            f"{s.phrase('check if|test whether|find out if|tell if')} {what}",
+            f"def {name}(n):\n    return n % {k} == 0",
+        )
+    verb = s.rng.choice(list(EACH))
+    that, to, after, value = (part.format(k) for part in EACH[verb])
+    what = s.phrase(
+        "every number|each number|all numbers|each element|every value|all the numbers|"
+        "every element"
+    )
+    what += after + s.phrase(" in a list| of a list|| in the list")
+    name, called = _called(s, verb)
+    return (
+        called,
+        f"{that} {what}",
+        f"{to} {what}",
+        f"def {name}(numbers):\n    return [{value} for x in numbers]",
+    )
 
 
 ASKS_THAT = (
@@ -270,7 +309,10 @@ ASKS_NOUN = (
 
 
 def python_function(s: Source) -> Item:
-    make = s.rng.choice([_numbers_function, _numbers_function, _words_function, _known_function])
+    make = s.rng.choices(
+        (_numbers_function, _words_function, _known_function, _each_function),
+        (0.4, 0.2, 0.25, 0.15),
+    )[0]
     called, that, to, answer = make(s)
     if not called and that.startswith("returns ") and s.chance(0.3):
         noun = that.removeprefix("returns ")

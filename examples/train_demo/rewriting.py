@@ -43,6 +43,9 @@ def _listed(s: Source, words: list[str]) -> str:
 
 def _reverse(s: Source) -> Item:
     words = some_words(s, 2, 6)
+    if s.chance(0.15):  # often sorted, so that reversing is not confused with sorting
+        numbers = some_numbers(s)
+        words = [str(n) for n in (sorted(numbers) if s.chance(0.5) else numbers)]
     ask = s.phrase(
         "Reverse the list: {}|Reverse these words: {}|Reverse: {}|"
         "Write these words in reverse order: {}|"

@@ -6,6 +6,7 @@ from examples.train_demo.arithmetic import LIMIT, factors
 from examples.train_demo.sentences import solved
 from examples.train_demo.words import Item, Source
 
+NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 SHORT = {
     "*": (
         "Each {x} has {a} {y}. How many {y} do {b} {x}s have?|"
@@ -36,6 +37,8 @@ SHORT = {
     "/": (
         "{c} {y} are put into {b} {x}s equally. How many {y} are in each {x}?|"
         "{b} people share {c} {y}. How many {y} does each person get?|"
+        "{b} friends share {c} {y}. How many does each get?|{b} children share {c} {y}. "
+        "How many for each?|{b} friends split {c} {y} evenly. How many does everyone get?|"
         "A rope of {c} meters is cut into {b} equal parts. How many meters is "
         "each part?|"
         "{c} {y} are divided by {b} children. How many {y} does each child "
@@ -128,7 +131,9 @@ def short(s: Source) -> Item:
         a, b = 6, 7
     p = rng.randint(1, LIMIT - 1)
     q = rng.randint(1, LIMIT - p)
-    question = template.format(x=one, y=thing, a=a, b=b, c=a * b, p=p, q=q, s=p + q)
+    said = NUMBERS[b] if b < len(NUMBERS) and s.chance(0.2) else b
+    question = template.format(x=one, y=thing, a=a, b=said, c=a * b, p=p, q=q, s=p + q)
+    question = question[0].upper() + question[1:]
     step, result = {
         "*": (f"{b}*{a}={a * b}", a * b),
         "/": (f"{a * b}/{b}={a}", a),

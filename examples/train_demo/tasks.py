@@ -13,6 +13,7 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from examples.train_demo.arithmetic import arithmetic
 from examples.train_demo.json_extraction import json_extraction
@@ -22,6 +23,7 @@ from examples.train_demo.python_functions import python_function
 from examples.train_demo.rewording import reworded
 from examples.train_demo.rewriting import rewriting
 from examples.train_demo.second_turns import second_turn
+from examples.train_demo.tool_questions import tool_question
 from examples.train_demo.word_problems import word_problem
 from examples.train_demo.words import Item, Source, bucket
 
@@ -30,18 +32,25 @@ GENERATORS: dict[str, Callable[[Source], Item]] = {
     "json": json_extraction,
     "rewriting": rewriting, "turn": second_turn, "outside": outside,
 }  # fmt: skip
+TASKS = (*GENERATORS, "later", "tool")  # also after other questions, and beside functions
 HARDER = ("math", "json", "code", "turn")
 FOLDER = Path(__file__).parent / "written"
+WRITTEN = ("questions", "asked", "later", "tools")
 
 
 def words_of(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\w+", text.lower()))
 
 
+def rows_of(name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((FOLDER / f"{name}.json").read_text())
+    return rows
+
+
 @functools.cache
 def written_words() -> dict[int, list[tuple[str, ...]]]:
     """Return the words of each question written by hand, by the number of words."""
-    questions = [q["question"] for q in json.loads((FOLDER / "questions.json").read_text())]
+    questions = [row["question"] for name in WRITTEN for row in rows_of(name)]
     questions += json.loads((FOLDER / "unrelated.json").read_text())
     by_size: dict[int, list[tuple[str, ...]]] = {}
     for words in map(words_of, questions):
@@ -69,28 +78,44 @@ def draw(rng: random.Random, task: str, split: str = "train", noise: bool = True
     Splits: "train"; "entities", in trained phrasings with words that training never has;
     "phrasings", with at least one phrasing that training never has, and unseen words.
     """
+    if task == "later":
+        last = draw(rng, rng.choice(list(GENERATORS)), split, noise)
+        return _after_others(rng, last._replace(task="later"), split, noise)
+    make = tool_question if task == "tool" else GENERATORS[task]
     while True:
         source = Source(rng, split != "train", split == "phrasings")
         source.lower = noise and rng.random() < 0.15
-        item = GENERATORS[task](source)
-        if noise and split == "train" and source.chance(0.25):
+        item = make(source)
+        if noise and split == "train" and item.role == "user" and source.chance(0.25):
             item = reworded(source, item)
         if is_held_out(item) == (split == "train"):
             continue
         if split == "phrasings" and not source.used_held_out_phrase:
             continue
-        if not noise:
+        if task == "tool" and source.chance(0.2):
+            item = _after_others(rng, item, split, noise)
+        if not noise or item.role == "tool":
             return item
         source.phrasings = False
         spared = set(words_of(item.answer)) if task != "outside" else set()
         spared |= {w for drawn in source.drawn for w in words_of(drawn)}
         ending = task in ("math", "code", "outside", "arithmetic")
         typed = noisy(source, item.question, spared, ending)
-        if task in ("json", "rewriting", "turn") and set(words_of(item.answer)) - set(
-            words_of(typed)
-        ):
+        wanted = set(words_of(item.answer)) - set(words_of(typed))
+        if task == "tool":
+            wanted &= set(words_of(item.question))
+        if wanted and task in ("json", "rewriting", "turn", "tool"):
             typed = item.question  # noise changed a value, or the question lacks part of the answer
         return item._replace(question=typed)
+
+
+def _after_others(rng: random.Random, item: Item, split: str, noise: bool) -> Item:
+    """Return the item after one or two questions that have nothing to do with it."""
+    before: list[tuple[str, str]] = []
+    for _ in range(rng.choice([1, 1, 1, 2])):
+        first = draw(rng, rng.choice(list(GENERATORS)), split, noise)
+        before += [*first.before, (first.question, first.answer)]
+    return item._replace(before=(*before, *item.before))
 
 
 def held_out_items(count: int, seed: int = 1234, split: str = "entities") -> list[Item]:
@@ -106,12 +131,13 @@ def held_out_items(count: int, seed: int = 1234, split: str = "entities") -> lis
 
 def chat(item: Item) -> list[dict[str, str]]:
     """Return the item's turns as messages."""
+    system = [{"role": "system", "content": item.system}] if item.system else []
     turns = [
         {"role": role, "content": text}
         for pair in item.before
         for role, text in zip(("user", "assistant"), pair, strict=True)
     ]
-    return [*turns, {"role": "user", "content": item.question}]
+    return [*system, *turns, {"role": item.role, "content": item.question}]
 
 
 def print_prompts(count: int) -> None:
@@ -122,7 +148,7 @@ def print_prompts(count: int) -> None:
 
 def print_examples() -> None:
     generator = random.Random(0)
-    for task_name in GENERATORS:
+    for task_name in TASKS:
         print(task_name)
         for _ in range(12):
             one = draw(generator, task_name)

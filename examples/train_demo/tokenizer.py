@@ -20,8 +20,19 @@ SPECIAL = (
     EOS, MASK, "<|role_end|>", "<role>SYSTEM</role>", "<role>HUMAN</role>", "<role>ASSISTANT</role>"
 )  # fmt: skip
 CHAT_TEMPLATE = (
+    "{% if tools %}<role>SYSTEM</role>{% for tool in tools %}{% set f = tool['function'] or tool %}"
+    "{{ f['name'] }}({% for name, given in (f['parameters']['properties'] or {}).items() %}"
+    "{{ name + ': ' + (given['type'] if given['type'] is string else 'any') }}"
+    "{{ '' if loop.last else ', ' }}{% endfor %})"
+    "{{ ': ' + f['description'] if f['description'] }}{{ '' if loop.last else '\\n' }}{% endfor %}"
+    "<|role_end|>{% endif %}"
     "{% for message in messages %}{% set role = message['role'] | upper %}"
-    "{{ '<role>' + ('HUMAN' if role == 'USER' else role) + '</role>' + message['content'] }}"
+    "{{ '<role>' + {'USER': 'HUMAN', 'TOOL': 'SYSTEM'}.get(role, role) + '</role>' }}"
+    "{{ message['content'] or '' }}{% for call in message['tool_calls'] or [] %}"
+    "{% set f = call['function'] %}{% set given = f['arguments'] %}"
+    "{{ '<tool_call>\\n{\"name\": \"' + f['name'] + '\", \"arguments\": ' }}"
+    "{{ given if given is string else given | tojson(separators=(',', ':')) }}"
+    "{{ '}\\n</tool_call>' + ('' if loop.last else '\\n') }}{% endfor %}"
     "{{ '<|role_end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<role>ASSISTANT</role>' }}{% endif %}"
 )

@@ -28,7 +28,7 @@ from examples.train_demo.model import DemoModel, to_checkpoint
 from examples.train_demo.muon import Muon
 from examples.train_demo.passes import load as load_passes
 from examples.train_demo.sampler import generate
-from examples.train_demo.tasks import GENERATORS, chat, draw
+from examples.train_demo.tasks import TASKS, chat, draw
 from examples.train_demo.tokenizer import load_tokenizer, wrap
 from examples.train_demo.transfer import to_llada_moe
 
@@ -50,9 +50,9 @@ def build_optimizers(model: DemoModel) -> list[Optimizer]:
     return [Muon(groups, products_dtype(), lr=0.02), adam]
 
 
-def learning_rate(step: int, steps: int, begun: int = 0) -> float:
+def learning_rate(step: int, steps: int, begun: int = 0, fall: float = FALL) -> float:
     """Return the share of the peak: warm up from step `begun`, hold, fall over the last steps."""
-    return min(1.0, (step - begun + 1) / 100, max(0.005, (1 - step / steps) / FALL))
+    return min(1.0, (step - begun + 1) / 100, max(0.005, (1 - step / steps) / fall))
 
 
 def loss_of(model: DemoModel, batch: Batch) -> tuple[Tensor, float]:
@@ -83,12 +83,12 @@ def evaluate(
     rng = random.Random(seed)
     scores: dict[str, float] = {}
     tokens = forwards = 0
-    for task in GENERATORS:
+    for task in TASKS:
         items = [draw(rng, task, "entities") for _ in range(per_task)]
         prompts: Any = tokenizer.apply_chat_template(
             [chat(item) for item in items], add_generation_prompt=True, return_dict=False
         )
-        samples = generate(model, prompts, 64, tokenizer.mask_token_id, tokenizer.eos_token_id)
+        samples = generate(model, prompts, 96, tokenizer.mask_token_id, tokenizer.eos_token_id)
         answers = [str(tokenizer.decode(sample.tokens)).strip() for sample in samples]
         hits = [a == item.answer for a, item in zip(answers, items, strict=True)]
         scores[task] = round(sum(hits) / per_task, 3)
@@ -145,12 +145,12 @@ class Run:
         self.tokens += batch.input_BL.numel()
         return Part(batch.kinds[0], float(loss.detach()), right)
 
-    def train_step(self, steps: int) -> list[Part]:
+    def train_step(self, steps: int, fall: float = FALL) -> list[Part]:
         """Run the next of `steps` steps."""
         begin = time.process_time()
         if self.step >= COPYING * steps:
             self.batches.turn_to_the_rest()
-        scale = learning_rate(self.step, steps, self.begun)
+        scale = learning_rate(self.step, steps, self.begun, fall)
         for group in (g for o in self.optimizers for g in o.param_groups):
             group["lr"] = scale * group.setdefault("peak", group["lr"])
         parts = [self.part() for _ in range(PARTS)]
@@ -162,7 +162,7 @@ class Run:
             torch._foreach_lerp_(
                 list(self.average.parameters()),
                 list(self.model.parameters()),
-                1 / min(self.step + 2, 400),
+                1 / min((self.step - self.begun) // 5 + 2, 400),  # about the last fifth
             )
             for ours, theirs in zip(self.average.buffers(), self.model.buffers(), strict=True):
                 ours.copy_(theirs)
@@ -267,7 +267,7 @@ def train(arguments: argparse.Namespace) -> Run:
     log = Log()
     saved = evaluated = time.monotonic()
     while run.step < arguments.steps:
-        log.add(run.train_step(arguments.steps))
+        log.add(run.train_step(arguments.steps, arguments.fall))
         done, now = run.step == arguments.steps, time.monotonic()
         where = f"{run.seconds:6.0f}s step {run.step} tokens {run.tokens / 1e6:.2f}M"
         if run.step % 100 == 0:
@@ -288,6 +288,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=CONFIGS)
     parser.add_argument("--steps", type=int, default=STEPS, help="in all")
+    parser.add_argument("--fall", type=float, default=FALL, help="share of steps, falling rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(

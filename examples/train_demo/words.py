@@ -94,6 +94,7 @@ ENDINGS = "Thanks!|Thank you.|Please.|Thank you very much.|Be brief.|Cheers.|Tha
 class Item(NamedTuple):
     """A question, its answer, and the turns before it.
 
+    `system` shows functions that may be called; `role` asks: the user, or a tool with its result.
     `key` is the question before noise, with names and things blanked: items with equal keys are
     near-duplicates.
     """
@@ -103,6 +104,8 @@ class Item(NamedTuple):
     answer: str
     key: str = ""
     before: tuple[tuple[str, str], ...] = ()
+    system: str = ""
+    role: str = "user"
 
 
 def bucket(text: str, buckets: int) -> int:

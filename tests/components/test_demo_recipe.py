@@ -1,20 +1,25 @@
 """The recipe of the demo models: its questions, their answers, and a run that can be resumed."""
 
+import ast
+import json
 import math
 import random
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from diffray.cluster.api.tool_calls import CallParser
 from examples.train_demo import gradients
 from examples.train_demo.judge import is_right
+from examples.train_demo.known_functions import KNOWN
 from examples.train_demo.muon import Muon
 from examples.train_demo.passes import load as load_passes
-from examples.train_demo.tasks import GENERATORS, draw, is_held_out
+from examples.train_demo.tasks import GENERATORS, chat, draw, is_held_out
 from examples.train_demo.tokenizer import build_tokenizer
 from examples.train_demo.train import (
     Run,
@@ -35,7 +40,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer(sample=700)
 
 
-@pytest.mark.parametrize("task", GENERATORS)
+@pytest.mark.parametrize("task", [*GENERATORS, "tool"])
 def test_training_has_no_held_out_skeleton_and_the_tests_have_nothing_else(task: str) -> None:
     """Nor is any phrasing that is called new among those of the training."""
     rng = random.Random(5)
@@ -58,6 +63,52 @@ def test_equations_are_right_and_the_last_one_is_the_answer(task: str) -> None:
         assert not found or numbers[-1] == found[-1][1], item
 
 
+def test_functions_compile_and_do_what_they_are_for() -> None:
+    """Also under another name, which a recursive one calls itself by."""
+    rng = random.Random(5)
+    for item in (draw(rng, "code", "train") for _ in range(4 * DRAWS)):
+        ast.parse(item.answer)
+    for name, arguments, value in (
+        ("product", ([2, 3, 4],), 24), ("unique", ([5, 5],), [5]), ("contains", ([1], 2), False),
+        ("count_letter", ("banana", "a"), 3), ("descending", ([1, 3, 2],), [3, 2, 1]),
+    ):  # fmt: skip
+        taken, body, *_ = KNOWN[name]
+        scope: dict[str, Any] = {}
+        exec(f"def {name}({taken}):\n    {body}", scope)
+        assert scope[name](*arguments) == value, name
+
+
+def test_calls_have_the_servers_format_and_their_values_stand_in_the_question(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    """And training shows functions, calls and results as the chat template does."""
+    rng, calls = random.Random(5), 0
+    for item in (draw(rng, "tool", "train", noise=False) for _ in range(DRAWS)):
+        tools = [re.fullmatch(r"(\w+)\((.*?)\)(?:: (.*))?", t) for t in item.system.split("\n")]
+        takes = {t[1]: dict(p.split(": ") for p in t[2].split(", ")) for t in tools if t}
+        given = [
+            {"name": t[1], "description": t[3], "parameters": {"properties": {
+                name: {"type": kind} for name, kind in takes[t[1]].items()
+            }}} for t in tools if t
+        ]  # fmt: skip
+        messages = [dict[str, Any](turn) for turn in chat(item)[1:]]
+        parser, after = CallParser(), item.role == "tool"
+        parts = [*parser.feed(messages[-2]["content"] if after else item.answer), *parser.end()]
+        if parts[0].kind == "name":
+            calls += 1
+            arguments = json.loads(parts[1].text)
+            assert list(arguments) == list(takes[parts[0].text])
+            if after:
+                function = {"name": parts[0].text, "arguments": arguments}
+                messages[-2] = {"role": "assistant", "tool_calls": [{"function": function}]}
+            asked = messages[-3 if after else -1]["content"]
+            assert all(str(v) in asked for v in arguments.values() if isinstance(v, str))
+        as_text: Any = tokenizer.apply_chat_template
+        shown = as_text(messages, tools=given, tokenize=False)
+        assert shown == as_text(chat(item), tokenize=False)
+    assert calls > DRAWS / 2
+
+
 def test_the_judge_accepts_the_right_answer_and_no_other() -> None:
     right = "def total(xs):\n    return sum(x for x in xs if x % 2 == 0)"
     checks = [["f([1, 2, 4])", 6]]
@@ -67,6 +118,9 @@ def test_the_judge_accepts_the_right_answer_and_no_other() -> None:
     assert not is_right("code", "def f(xs):\n    return ().__class__", checks)
     assert is_right("json", '{"a":1,"b":"x"}', {"a": 1, "b": "x"})
     assert not is_right("json", '{"b":"x","a":1}', {"a": 1, "b": "x"})
+    call = '<tool_call>\n{"name": "add", "arguments": {"a":1,"b":2}}\n</tool_call>'
+    assert is_right("tool", call, {"name": "add", "arguments": {"a": 1, "b": 2}})
+    assert not is_right("tool", call, {"name": "add", "arguments": {"a": 2, "b": 1}})
     assert is_right("math", "2*3=6 pens. The answer is 6.", "6")
     assert not is_right("math", "2*3=6 pens. The answer is 7.", "6")
 

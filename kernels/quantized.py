@@ -30,6 +30,7 @@ Kept = Tensor | Quantized
 _BLOCK: Final = 1 << 20  # weights to widen at a time on a CPU: they stay in its cache
 # The sum of this many products of two bytes is less than 2**24, up to which float32 is exact.
 _EXACT: Final = 1024
+_LEAST_ROWS: Final = 8  # with fewer, AMX's product of signed bytes is slow for some widths
 _INT8_UNITS: Final = ("avx512_vnni", "avx_vnni", "amx_int8")
 
 
@@ -112,14 +113,37 @@ def pack_bytes(values_EOI: Tensor) -> Tensor:
 
 def _packed_product(x_TI: Tensor, packed_IO: Tensor, scale_O: Tensor) -> Tensor:
     """Return the product with a packed matrix times the scales of its rows, in float32."""
-    # The unit takes signed weights and unsigned activations, so activations are shifted by 128,
-    # their zero point.
-    shifted_TI = pad_rows(x_TI).view(torch.uint8) ^ 0x80
+    padded_TI = pad_rows(x_TI)
+    if _shifts_exactly():
+        found_TO = _onednn_product(padded_TI.view(torch.uint8) ^ 0x80, 128, packed_IO, scale_O)
+    else:
+        if len(x_TI) < _LEAST_ROWS:
+            padded_TI = functional.pad(x_TI, (0, 0, 0, _LEAST_ROWS - len(x_TI)))
+        found_TO = _onednn_product(padded_TI, 0, packed_IO, scale_O)
+    return found_TO[: len(x_TI)]
+
+
+def _onednn_product(x_TI: Tensor, zero: int, packed_IO: Tensor, scale_O: Tensor) -> Tensor:
     weights = packed_IO, scale_O, torch.zeros(len(scale_O), dtype=torch.int64)
     multiply = torch.ops.onednn.qlinear_pointwise.default
     # Without a bias, an output scale, or an operation after the product.
-    found = multiply(shifted_TI, 1.0, 128, *weights, None, 1.0, 0, torch.float32, "none", [], "")
-    return cast(Tensor, found)[: len(x_TI)]
+    found = multiply(x_TI, 1.0, zero, *weights, None, 1.0, 0, torch.float32, "none", [], "")
+    return cast(Tensor, found)
+
+
+@cache
+def _shifts_exactly() -> bool:
+    """Return whether products of activations that are shifted by 128, their zero point, are exact.
+
+    VNNI multiplies signed weights by unsigned activations, and oneDNN takes the zero point away
+    from sums in int32. AMX multiplies signed bytes as well; there it takes the zero point away in
+    float32, which rounds the larger sums of shifted activations.
+    """
+    x_TI, w_OI = (torch.full((32, 1040), 127, dtype=torch.int8) for _ in range(2))
+    x_TI[:, 0] = 126
+    packed_IO, scale_O = pack_bytes(w_OI), torch.ones(32)
+    found_TO = _onednn_product(x_TI.view(torch.uint8) ^ 0x80, 128, packed_IO, scale_O)
+    return bool((found_TO == 127 * (126 + 1039 * 127)).all())
 
 
 @cache

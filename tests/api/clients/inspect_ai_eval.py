@@ -12,4 +12,4 @@ for provider, url, capability in (("openai", f"{URL}/v1", "chat"), ("anthropic",
     model = get_model(f"{provider}/{MODEL}", base_url=url, api_key="none")
     with tempfile.TemporaryDirectory() as logs:
         (log,) = eval(task, model=model, log_dir=logs, display="none")
-    works(capability, log.results.scores[0].metrics["accuracy"].value == 1)
+        works(capability, log.samples[0].output.completion == ANSWER)

@@ -1,4 +1,4 @@
-# needs: lm-eval[api]
+# needs: lm-eval[api] pydantic
 import json
 import tempfile
 from pathlib import Path

@@ -84,7 +84,7 @@ class Search:
     def _masks(self, branch: Branch, start: int, stop: int, found: dict[int, Found]) -> list[int]:
         """Return the masks that may be decided now, the surest first."""
         masks = [at for at in range(start, stop) if branch.canvas[at] is None]
-        if self.sub_block:
+        if self.sub_block and masks:
             stop = masks[0] + self.sub_block - (masks[0] - start) % self.sub_block
             masks = [at for at in masks if at < stop]
         return sorted(masks, key=lambda at: (-found[at].confidence, at))

@@ -21,7 +21,8 @@ from xdist.scheduler import LoadFileScheduling
 
 DURATIONS: Final = "tests/durations.json"  # file -> seconds of its short, its long tests
 LIMIT_S: Final = {"long": 300, "slow": 180, "quick": 60}
-QUICK_CPU_S: Final = 5.0  # a test that needs more is slow; one of twice as much must say so
+QUICK_CPU_S: Final = 5.0  # a test that needs more must be marked slow
+COUNT_S: Final = 0.03  # for a million squares, on the processor of which the limit is said
 UNKNOWN_S: Final = 30.0  # for a file whose long tests were never timed
 LATE: Final = "not run for time"
 # Files that run one after the other, in this order and in one process, since they share something.
@@ -122,6 +123,17 @@ def concerns(changed: list[str], file: str, text: str) -> bool:
         or any(fnmatch(path, source) and fnmatch(file, REACHED[source]) for source in REACHED)
         for path in changed
     )
+
+
+def slowness() -> float:
+    """Return how much longer than a fast processor this one takes, with what else runs on it."""
+
+    def count() -> float:
+        begin = time.process_time()
+        sum(n * n for n in range(1_000_000))
+        return time.process_time() - begin
+
+    return max(1.0, max(count() for _ in range(3)) / COUNT_S)
 
 
 class LoadGroups(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
@@ -246,9 +258,11 @@ class Lanes:
         begin = sum(os.times()[:4])
         yield
         used = sum(os.times()[:4]) - begin
-        # Processors differ, and the first test of a process also imports.
-        if used > 2 * QUICK_CPU_S and lane_of(item) == "quick":
-            pytest.fail(f"took {used:.1f} s of processor time: mark it slow", pytrace=False)
+        if used > QUICK_CPU_S and lane_of(item) == "quick":
+            limit = QUICK_CPU_S * slowness()
+            if used > limit:
+                said = f"took {used:.1f} s of processor time, over {limit:.1f} s: mark it slow"
+                pytest.fail(said, pytrace=False)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         file = report.nodeid.partition("::")[0]

@@ -105,10 +105,10 @@ def test_filters_keep_what_sorting_keeps(size: int) -> None:
 
 def test_samples_follow_the_distribution() -> None:
     probs = torch.tensor([0.5, 0.25, 0.15, 0.1], dtype=torch.float64)
-    many = 40_000
+    many = 10_000
     logits = Logits(probs.log().expand(many, 4).clone(), 0, Mesh())
     shares = torch.bincount(draw_ids(logits, 1.0, 0, 1.0), minlength=4) / many
-    assert torch.allclose(shares.double(), probs, atol=0.01)
+    assert torch.allclose(shares.double(), probs, atol=0.02)
 
 
 def test_noise_is_uniform_and_uncorrelated() -> None:

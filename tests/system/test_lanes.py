@@ -97,7 +97,7 @@ def test_a_change_is_what_git_says(tmp_path: Path) -> None:
 
 
 def test_each_test_has_a_limit_and_long_computing_needs_a_mark(tmp_path: Path) -> None:
-    limits = "lanes.LIMIT_S['quick'] = 2\nlanes.QUICK_CPU_S = 0.05\n"
+    limits = "lanes.LIMIT_S['quick'] = 2\nlanes.QUICK_CPU_S = 0.05\nlanes.COUNT_S = 9\n"
     files = {
         "conftest.py": f"from tests.helpers import lanes\n{limits}",
         "test_limits.py": (
@@ -109,7 +109,7 @@ def test_each_test_has_a_limit_and_long_computing_needs_a_mark(tmp_path: Path) -
     }
     status, said = run(tmp_path, files)
     assert status == 1 and "Timeout" in said and "time.sleep(50)" in said
-    assert "s of processor time: mark it slow" in said
+    assert ": mark it slow" in said
     assert ran(said) == {"marked"}
 
 

@@ -47,6 +47,10 @@ def one() -> Iterator[DiffusionLLM]:
 def two(four_processors: None) -> Iterator[DiffusionLLM]:
     with DiffusionLLM("demo", tensor_parallel_size=2, expert_parallel=True, **FORMS) as llm:
         yield llm
+    with pytest.raises(ValueError, match="has been shut down"):
+        llm.generate("Tom")
+    with pytest.raises(ValueError, match="3 ranks"):  # there is room for three again
+        DiffusionLLM("demo", tensor_parallel_size=3, **FORMS)
 
 
 def tokens(outputs: list[RequestOutput]) -> list[list[tuple[list[int], list[int], str]]]:
@@ -130,15 +134,6 @@ def test_what_cannot_run_is_one_sentence(
     assert repr(two) == "DiffusionLLM('demo', tensor_parallel_size=2)"
     with pytest.raises(ValueError, match="the engine runs in 2 other processes; use limits"):
         _ = two.engine
-
-
-def test_shutting_down_frees_the_ranks(two: DiffusionLLM) -> None:
-    """The last test: the model that the others use goes, and leaves room for three ranks."""
-    two.shutdown()
-    with pytest.raises(ValueError, match="has been shut down"):
-        two.generate("Tom")
-    with pytest.raises(ValueError, match="3 ranks"):
-        DiffusionLLM("demo", tensor_parallel_size=3, **FORMS)
 
 
 SCRIPT = """

@@ -47,10 +47,13 @@ def start_server(folder: Path) -> Served:
     return Served(running.process, running.folder, running.port)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     """A server of two models (tests/helpers/served.py), with all its replicas."""
-    running = start_server(tmp_path_factory.getbasetemp())
+    folder = tmp_path_factory.getbasetemp()
+    if (running := start_server(folder)).process.poll() is not None:
+        start_server.cache_clear()
+        running = start_server(folder)
     wait_until(lambda: set(running.health().values()) == {"healthy"})
     running.samples()
     return running

@@ -233,7 +233,7 @@ def test_a_killed_rank_costs_a_pause_and_no_letter(served: Served) -> None:
 
 
 def test_ctrl_c_lets_answers_finish_and_leaves_no_process(served: Served) -> None:
-    """The last of all files that share the server: one answer by the door, one without it."""
+    """One answer by the door, one without it."""
     texts = served.long_texts
     served.wait_for_load(running=0)
     started = served.processes()

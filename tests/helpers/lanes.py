@@ -21,8 +21,8 @@ from xdist.scheduler import LoadFileScheduling
 
 DURATIONS: Final = "tests/durations.json"  # file -> seconds of its short, its long tests
 LIMIT_S: Final = {"long": 300, "slow": 180, "quick": 60}
-QUICK_CPU_S: Final = 5.0  # a test that needs more must be marked slow
-COUNT_S: Final = 0.03  # for a million squares, on the processor of which the limit is said
+QUICK_CPU_S: Final = 5.0  # a test that needs more must be marked slow (see `slowness`)
+COUNT_S: Final = 0.03  # a fast processor's time for a million squares
 UNKNOWN_S: Final = 30.0  # for a file whose long tests were never timed
 LATE: Final = "not run for time"
 # Files that run one after the other, in this order and in one process, since they share something.
@@ -126,7 +126,7 @@ def concerns(changed: list[str], file: str, text: str) -> bool:
 
 
 def slowness() -> float:
-    """Return how much longer than a fast processor this one takes, with what else runs on it."""
+    """Return how many times as long as a fast processor this one takes now, at least 1."""
 
     def count() -> float:
         begin = time.process_time()

@@ -6,12 +6,16 @@
 The config.json is that of the layout's golden checkpoint with other sizes; the defaults make about
 100 M parameters. Weights are normal with deviation gain / sqrt(inputs). The gains make attention
 selective and spread confidences between 0 and 1, so that threshold decoding takes several steps per
-block, neither one nor as many as there are positions.
+block, neither one nor as many as there are positions. `--tokenizer` adds one, trained on the
+sources of Python's library, and `--adapters N` writes LoRA adapters for all linear layers of the
+blocks to FOLDER/adapter-0 and so on.
 """
 
 import argparse
 import json
 import math
+import re
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +56,7 @@ QUERY_KEY_GAIN = 1.5
 # Where a model normalizes queries and keys, their norms carry the gain; LLaDA's matrices do.
 QUERY_KEYS = ("q_proj", "k_proj")
 QUERY_KEY_NORMS = ("q_norm", "k_norm", "query_layernorm", "key_layernorm")
+ADAPTED = re.compile(r"(blocks|layers)\..*(?<!\.gate)\.weight$")  # all but routers
 HEADS = ("lm_head.weight", "model.transformer.ff_out.weight")
 
 
@@ -140,6 +145,41 @@ def write(
     return sum(tensor.numel() for tensor in tensors.values())
 
 
+def add_tokenizer(folder: Path, size: int) -> None:
+    """Write a byte-level BPE tokenizer whose end token is the last id."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    trained = ByteLevelBPETokenizer()
+    sources = sorted(map(str, Path(sysconfig.get_path("stdlib")).glob("*.py")))
+    trained.train(sources, vocab_size=size - 2, show_progress=False)
+    made = PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer)
+    made.add_tokens([f"<unused {number}>" for number in range(size - 2 - len(made))])
+    made.add_special_tokens({"mask_token": "<mask>", "eos_token": "<end>"})
+    made.save_pretrained(folder)
+
+
+def add_adapters(folder: Path, count: int, rank: int) -> None:
+    """Write LoRA adapters for a checkpoint that is one file."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    layers = {n: s for n, s in shapes.items() if ADAPTED.search(n) and len(s) == 2}
+    for number in range(count):
+        tensors = {}
+        for name, (rows, columns) in layers.items():
+            base = f"base_model.model.{name.removesuffix('.weight')}"
+            tensors[f"{base}.lora_A.weight"] = torch.randn(rank, columns) * 0.1
+            tensors[f"{base}.lora_B.weight"] = torch.randn(rows, rank) * 0.1
+        path = folder / f"adapter-{number}"
+        path.mkdir(exist_ok=True)
+        save_file(tensors, path / "adapter_model.safetensors")
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+        (path / "adapter_config.json").write_text(json.dumps(config))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
@@ -150,10 +190,16 @@ def main() -> None:
     names = Shape.__dataclass_fields__
     for name, field in names.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=field.default)
+    parser.add_argument("--tokenizer", action="store_true", help="add one")
+    parser.add_argument("--adapters", type=int, default=0, help="LoRA adapters to add")
+    parser.add_argument("--rank", type=int, default=16, help="of the adapters")
     args = parser.parse_args()
     config = config_of(args.layout, Shape(**{name: getattr(args, name) for name in names}))
     dtype = getattr(torch, args.dtype)
     count = write(args.folder, config, seed=args.seed, dtype=dtype, head_gain=args.head_gain)
+    if args.tokenizer:
+        add_tokenizer(args.folder, args.vocab)
+    add_adapters(args.folder, args.adapters, args.rank)
     print(f"{args.folder}: {args.layout}, {count / 1e6:.1f} M parameters")
 
 

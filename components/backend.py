@@ -255,7 +255,7 @@ def overhead_positions(device: torch.device, weights: int) -> int:
     A GPU reads its weights in that time. A CPU multiplies about as fast as it reads, so the fixed
     time is that of the calls. On two cores with 100 M weights, 8 blocks of 4 positions took 4 times
     as long as one. With the 3.6 M of the demo models any number from 140 to 280 takes the same
-    time, so it is near the upper end, which saves the most forwards (docs/benchmarks.md).
+    time, so it is near the upper end, which saves the most forwards.
     """
     if device.type == "cuda":
         return _OVERHEAD_OF_GPU

@@ -3,13 +3,14 @@
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from inspect import getdoc
 from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 
 import diffray
 from diffray.cluster.api.anthropic import Messages, count_tokens
@@ -24,19 +25,16 @@ from diffray.cluster.api.bodies import (
 )
 from diffray.cluster.api.chat_messages import StrictModel
 from diffray.cluster.api.dialects import Dialect, answer_stream, answer_whole
-from diffray.cluster.api.docs_page import HEADERS, docs_page
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, bug
 from diffray.cluster.api.gate import Gate
 from diffray.cluster.api.http import WARNINGS, EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.ignored_fields import WithWarnings, with_warnings, without_unknown
 from diffray.cluster.api.metrics import CONTENT_TYPE
-from diffray.cluster.api.openapi import describe, describe_body, describe_query, refusals
+from diffray.cluster.api.openapi import ERROR, describe, docs_page, with_body, with_query
 from diffray.cluster.api.operations import (
-    IS_SLEEPING,
     OPERATED,
+    OPERATIONS,
     QUERIED,
-    SLEEP,
-    WAKE_UP,
     Order,
 )
 from diffray.cluster.api.page import lacks_slash, page_router
@@ -60,8 +58,9 @@ def build_api(
 ) -> FastAPI:
     """Return the application; `get_service` is called for each request, and may raise EngineFailed.
 
-    Behind Ray Serve `request_ids` is False, because Serve adds ids itself. The manual's examples
-    name `model`, as requests must if several are served; `about` describes what is served.
+    Behind Ray Serve `request_ids` is False, because Serve adds ids itself. The examples in the
+    OpenAPI document name `model`, as requests must if several are served; `about` describes what
+    is served.
     FastAPI applications cannot be pickled; build it in the process that runs it.
     """
     settings = settings or ApiSettings()
@@ -69,10 +68,11 @@ def build_api(
         title="diffray",
         summary="Diffusion language models behind an OpenAI-compatible API.",
         version=diffray.__version__,
-        docs_url=None,  # FastAPI's page runs external scripts
+        docs_url=None,  # it is below, with a content security policy of its own
         redoc_url=None,
         redirect_slashes=False,  # a redirect would repeat the client's Host header
         openapi_url="/openapi.json" if settings.docs else None,
+        responses=ERROR,
     )
     keys = bool(settings.api_keys), bool(settings.operator_keys)
     described = partial(describe, app, has_keys=keys, model=model, about=about)
@@ -85,7 +85,7 @@ def build_api(
 
         @app.get("/docs", include_in_schema=False)
         async def docs() -> Response:
-            return HTMLResponse(docs_page(app.openapi()), headers=HEADERS)
+            return docs_page(f"{app.title} {app.version}")
 
     if settings.page:
         app.include_router(page_router())
@@ -111,7 +111,7 @@ def build_api(
 
 def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
     """Return the routes for clients."""
-    router = APIRouter()
+    router = APIRouter(tags=["Answers"])
 
     post, read = partial(_post, router), partial(_read_known, settings)
 
@@ -123,34 +123,48 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
             return await unless_gone(request.receive, work)
         return answer(await unless_gone(request.receive, service.whole(kind, body)))
 
-    @router.get("/v1/models", responses=refusals(401, 503))
+    @router.get("/v1/models")
     async def list_models() -> Response:
+        """List the models and adapters, with the kinds of decoders and caches that each accepts."""
         return answer(await get_service().models())
 
-    @router.get("/v1/models/{name:path}", responses=refusals(401, 404, 503))
+    @router.get("/v1/models/{name:path}")
     async def show_model(name: str) -> Response:
+        """Show the model under one of its names."""
         return answer(await get_service().model(name))
 
     @post("/v1/chat/completions")
-    async def chat(request: Request) -> Response:
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation, as OpenAI's chat completions do.
+
+        With `stream: true` the answer comes as server-sent events, of which the last is `[DONE]`;
+        an error after the first chunk is an event with an `error`.
+        """
         return await generate(request, ChatBody)
 
     @post("/v1/completions")
-    async def complete(request: Request) -> Response:
+    async def completions(request: Request) -> Response:
+        """Continue a text, or with `suffix` fill a gap in one, as OpenAI's completions do.
+
+        Streams are as in `/v1/chat/completions`.
+        """
         return await generate(request, CompletionBody)
 
     @post("/tokenize")
     async def tokenize(request: Request) -> Response:
+        """Turn a text or a conversation into tokens."""
         body, warnings = await read(request, TokenizeBody)
         return answer(with_warnings(await get_service().tokenize(body), warnings))
 
     @post("/detokenize")
     async def detokenize(request: Request) -> Response:
+        """Turn tokens into a text."""
         body, warnings = await read(request, DetokenizeBody)
         return answer(with_warnings(await get_service().detokenize(body), warnings))
 
-    @router.get("/tokenizer_info", responses=refusals(400, 401, 404, 503))
+    @router.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> Response:
+        """Describe the tokenizer."""
         return answer(await get_service().tokenizer_info(model))
 
     return router
@@ -158,7 +172,7 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
 
 def _other_apis(get_service: GetService, settings: ApiSettings) -> APIRouter:
     """Return the routes for clients of other APIs, whose requests are chats."""
-    router = APIRouter()
+    router = APIRouter(tags=["Answers"])
     post, read = partial(_post, router), partial(_read_known, settings)
 
     async def generate(
@@ -175,15 +189,25 @@ def _other_apis(get_service: GetService, settings: ApiSettings) -> APIRouter:
         return answer(await unless_gone(request.receive, whole))
 
     @post("/v1/responses")
-    async def respond(request: Request) -> Response:
+    async def responses(request: Request) -> Response:
+        """Answer a conversation in the format of OpenAI's Responses; nothing is stored.
+
+        With `stream: true` the answer comes as server-sent events, each named after the `type` of
+        its `data`. After the first event, an error is the last event.
+        """
         return await generate(request, Responses, ResponsesBody)
 
     @post("/v1/messages")
-    async def message(request: Request) -> Response:
+    async def messages(request: Request) -> Response:
+        """Answer a conversation in the format of Anthropic's Messages.
+
+        Streams are as in `/v1/responses`.
+        """
         return await generate(request, Messages, MessagesBody)
 
     @post("/v1/messages/count_tokens")
-    async def count(request: Request) -> Response:
+    async def count_message_tokens(request: Request) -> Response:
+        """Count the tokens of a conversation, as Anthropic's Messages do."""
         body, warnings = await read(request, CountTokensBody)
         return answer(with_warnings(await count_tokens(get_service(), body), warnings))
 
@@ -192,41 +216,41 @@ def _other_apis(get_service: GetService, settings: ApiSettings) -> APIRouter:
 
 def _operations(get_service: GetService, settings: ApiSettings) -> APIRouter:
     """Return the routes that change the engine, for which the gate asks for an operator's key."""
-    router = APIRouter()
-    post, read = partial(_post, router), partial(_read, settings)
+    router = APIRouter(tags=["Operation"])
+    read = partial(_read, settings)
 
     async def operate(path: str, given: object) -> Json:
         return await get_service().operate(Order(path, given))
 
-    def with_body(path: str) -> None:
-        @post(path)
-        async def carry_out(request: Request) -> Response:
-            return answer(await operate(path, await read(request)))
+    def add(path: str) -> None:
+        about = _about(path)
+        if path not in QUERIED:
 
-    for path in (each for each in OPERATED if each not in QUERIED):
-        with_body(path)
+            @router.post(path, **about, **with_body(path))
+            async def operate_with_body(request: Request) -> Response:
+                return answer(await operate(path, await read(request)))
 
-    may_fail = refusals(400, 401, 403, 404, 503)
+            return
 
-    @router.post(SLEEP, response_class=Response, responses=may_fail, **describe_query(SLEEP))
-    async def sleep(request: Request) -> Response:
-        await operate(SLEEP, _query(request))
-        return Response()
+        @router.api_route(path, methods=[QUERIED[path]], **about, **with_query(path))
+        async def operate_with_query(request: Request) -> Response:
+            found = await operate(path, _query(request))
+            return answer(found) if found else Response()
 
-    @router.post(WAKE_UP, response_class=Response, responses=may_fail, **describe_query(WAKE_UP))
-    async def wake_up(request: Request) -> Response:
-        await operate(WAKE_UP, _query(request))
-        return Response()
-
-    @router.get(IS_SLEEPING, responses=may_fail, **describe_query(IS_SLEEPING))
-    async def is_sleeping(request: Request) -> Response:
-        return answer(await operate(IS_SLEEPING, _query(request)))
+    for path in OPERATED:
+        add(path)
 
     return router
 
 
 def _post(router: APIRouter, path: str) -> Callable[[Endpoint], Endpoint]:
-    return router.post(path, **describe_body(path))
+    return router.post(path, **with_body(path))
+
+
+def _about(path: str) -> Json:
+    """Return the description of an operator's route: that of its body or query."""
+    title = path.rpartition("/")[2].replace("_", " ").capitalize()
+    return {"summary": title, "description": getdoc(OPERATIONS[path].given)}
 
 
 async def _read(settings: ApiSettings, request: Request) -> object:
@@ -251,20 +275,23 @@ def _query(request: Request) -> Json:
 
 def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
     """Return the routes that report on the server."""
-    router = APIRouter()
+    router = APIRouter(tags=["Reports"])
 
     @router.get("/ping", include_in_schema=False)  # for SageMaker
-    @router.get("/health", response_class=Response, responses=refusals(503))
+    @router.get("/health", response_class=Response)
     async def health() -> Response:
+        """Say whether the engine can answer; needs no key."""
         found = await get_service().health()
         return answer(found) if found else Response()
 
     @router.get("/version")
     async def version() -> Response:
+        """Report the version; needs no key."""
         return answer({"version": diffray.__version__})
 
-    @router.get("/load", responses=refusals(401, 503))
+    @router.get("/load")
     async def load() -> Response:
+        """Report how many requests run and wait."""
         found = await get_service().load()
         return answer(
             {
@@ -276,8 +303,9 @@ def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
             }
         )
 
-    @router.get("/metrics", response_class=PlainTextResponse, responses=refusals(503))
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
+        """Report the metrics of all replicas in Prometheus' format; needs no key."""
         text = await get_service().prometheus(vllm_names=settings.vllm_metric_names)
         return Response(text, media_type=CONTENT_TYPE)
 

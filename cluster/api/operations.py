@@ -41,13 +41,17 @@ class Order(NamedTuple):
 
 
 class ModelBody(StrictModel):
-    """The query of POST /wake_up and GET /is_sleeping."""
+    """What names the model, if several are served."""
 
     model: Named = None
 
 
 class SleepBody(ModelBody):
-    """The query of POST /sleep."""
+    """Give memory back on all replicas: that of the K/V, at level 2 that of the weights too.
+
+    At level 1 the weights of a GPU move to the host's memory. Running requests end first; requests
+    that arrive meanwhile wait.
+    """
 
     level: Literal[1, 2] = Field(
         1, description="1: give the K/V memory back; 2: that of the weights, too."
@@ -55,7 +59,11 @@ class SleepBody(ModelBody):
 
 
 class UpdateWeightsBody(ModelBody):
-    """POST /update_weights_from_disk."""
+    """Replace the weights of all replicas with those of a folder with the same model.
+
+    Requests go on, and no answer mixes versions. Weights that do not fit are refused, and nothing
+    changes.
+    """
 
     model_path: str = Field(
         min_length=1,
@@ -75,13 +83,16 @@ class UpdateWeightsBody(ModelBody):
 
 
 class LeaveTrainerBody(ModelBody):
-    """POST /destroy_weights_update_group."""
+    """Leave a trainer's group; weights that have arrived only in part are dropped."""
 
     group_name: str = Field(GROUP, min_length=1, max_length=200, description="The group's name.")
 
 
 class JoinTrainerBody(LeaveTrainerBody):
-    """POST /init_weights_update_group."""
+    """Join a trainer's torch.distributed group, of which the trainer is rank 0.
+
+    The ranks of all replicas join; the server needs the option `received_weights`.
+    """
 
     master_address: str = Field(
         min_length=1, max_length=255, description="Where the trainer, rank 0, opens the group."
@@ -101,7 +112,10 @@ class JoinTrainerBody(LeaveTrainerBody):
 
 
 class ReceiveWeightsBody(LeaveTrainerBody):
-    """POST /update_weights_from_distributed."""
+    """Replace the weights with those that a trainer broadcasts meanwhile.
+
+    The old weights stay until all tensors have arrived; if they do not arrive, the group ends.
+    """
 
     names: list[str] = Field(
         min_length=1,
@@ -123,13 +137,13 @@ class ReceiveWeightsBody(LeaveTrainerBody):
 
 
 class UnloadAdapterBody(ModelBody):
-    """POST /v1/unload_lora_adapter."""
+    """Unload a LoRA adapter; answers that have started with it continue."""
 
     lora_name: str = Field(min_length=1, max_length=200, description="The adapter's name.")
 
 
 class LoadAdapterBody(UnloadAdapterBody):
-    """POST /v1/load_lora_adapter."""
+    """Load a LoRA adapter on all replicas; from then on requests name it as their model."""
 
     lora_path: str = Field(
         min_length=1,
@@ -275,7 +289,8 @@ OPERATIONS: Final = {
     IS_SLEEPING: Operation(ModelBody, _is_sleeping),
 }
 OPERATED: Final = tuple(OPERATIONS)
-QUERIED: Final = (SLEEP, WAKE_UP, IS_SLEEPING)  # they take a query, not a body
+# Those that take a query, not a body, with their methods.
+QUERIED: Final = {SLEEP: "POST", WAKE_UP: "POST", IS_SLEEPING: "GET"}
 
 
 async def carry_out(

@@ -60,7 +60,7 @@ def serve(
 ) -> None:
     """Serve models through an OpenAI-compatible API on Ray.
 
-    Without a model it serves demo, a toy. The server has a page at / and its API's manual at /docs.
+    Without a model it serves demo, a toy. The server has a page at /, its API at /docs.
     """
     api_typed, where = typed(api), typed(listening)
     keys = {

@@ -288,11 +288,11 @@ def door_line(
 
 
 def _pages(url: str, settings: ApiSettings, whom: str) -> list[str]:
-    """Return lines that lead to the page, a chat in the terminal, and the API's manual."""
+    """Return lines that lead to the page, a chat in the terminal, and the API's description."""
     lines = [f"Chat with {whom} and watch it at {url}/"] if settings.page else []
     key = " --api-key KEY" if settings.api_keys else ""
     lines.append(f"Chat in another terminal: diffray chat --base-url {url}{key}")
-    return lines + ([f"The manual of its API is at {url}/docs"] if settings.docs else [])
+    return lines + ([f"Its API is described at {url}/docs"] if settings.docs else [])
 
 
 def _ready_at(url: str, server: Server, settings: ApiSettings, question: Any) -> str:

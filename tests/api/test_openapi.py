@@ -1,32 +1,19 @@
-"""The OpenAPI document and the page at /docs say what the endpoints really do."""
+"""The OpenAPI document says what the endpoints read, and the endpoints refuse what they should."""
 
 import json
 import re
 import time
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import closing
 from hashlib import sha256
-from html import unescape
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from jsonschema import Draft202012Validator, ValidationError
 
-from diffray.cluster.api.api_examples import REQUESTS
-from diffray.cluster.api.errors import bug
 from diffray.cluster.api.http_app import build_api
-from diffray.cluster.api.openapi import BODIES
-from diffray.cluster.api.operations import (
-    JOIN_TRAINER,
-    LEAVE_TRAINER,
-    LOAD_ADAPTER,
-    OPERATED,
-    RECEIVE_WEIGHTS,
-    UNLOAD_ADAPTER,
-)
+from diffray.cluster.api.openapi import BODIES, EXAMPLES
+from diffray.cluster.api.operations import OPERATED
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_client import (
@@ -35,47 +22,24 @@ from diffray.cluster.control.engine_client import (
     Overloaded,
     Poisonous,
 )
-from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.local import load_local
-from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.messages import Update
-from tests.helpers.adapters import adapter_of
-from tests.helpers.api_server import events, serve
+from tests.helpers.api_server import serve
 from tests.helpers.byte_tokenizer import TOKENIZER
 from tests.helpers.recorder import Recorder
 
-CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
-ABC = {"prompt": "abc"}
-RESPOND, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
+CHAT, COUNT = "/v1/chat/completions", "/v1/messages/count_tokens"
 CONVERSATION = {"messages": [{"role": "user", "content": "abc"}]}
 ASKED: dict[str, dict[str, Any]] = {
-    COMPLETE: ABC,
-    RESPOND: {"input": "abc"},
-    MESSAGES: CONVERSATION,
+    "/v1/completions": {"prompt": "abc"},
+    "/v1/responses": {"input": "abc"},
+    "/v1/messages": CONVERSATION,
 }
 KEY = {"Authorization": "Bearer key"}
-UNHEARD_OF = 'event: unheard of\ndata: {"type": "unheard of"}\n\n'
-WITH_TRAINER = (JOIN_TRAINER, RECEIVE_WEIGHTS, LEAVE_TRAINER)
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
     return build_api(lambda: Service(Recorder(), None, ["some"])).openapi()
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[httpx2.Client]:
-    engine, tokenizer = load_local("demo", EngineConfig(max_num_seqs=4))
-    adapters = LoadedAdapters("demo")
-    told: dict[str, Any] = {"description": "A toy.", "examples": ["a"]}
-    service = Service(engine, tokenizer, ["demo"], adapters=adapters, **told)
-    with (
-        engine,
-        closing(service),
-        serve(service, ApiSettings(operator_keys=("key",))) as url,
-        httpx2.Client(base_url=url, timeout=60, headers=KEY) as http,
-    ):
-        yield http
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -84,123 +48,27 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
             yield path, method, operation
 
 
-def check(document: dict[str, Any], path: str, answer: httpx2.Response) -> None:
-    """Compare an answer with what the document says of its path, status and content."""
-    ((_, _, operation),) = (each for each in operations(document) if each[0] == path)
-    declared = operation["responses"][str(answer.status_code)]
-    kind = answer.headers["content-type"].partition(";")[0]
-    schema = declared["content"][kind]["schema"]
-    for name in declared.get("headers", {}):
-        assert name in answer.headers
-    objects = [answer.json()] if kind == "application/json" else events(answer.text)
-    for each in objects:
-        valid(document, schema, each)
-
-
-def valid(document: dict[str, Any], schema: dict[str, Any], value: object) -> None:
-    Draft202012Validator(schema | {"components": document["components"]}).validate(value)
-
-
-def test_every_field_has_a_meaning(document: dict[str, Any]) -> None:
-    for name, schema in document["components"]["schemas"].items():
-        for field, about in schema.get("properties", {}).items():
-            assert about.get("description"), f"{name}.{field}"
-    for path, _, operation in operations(document):
-        assert operation["summary"] and operation["tags"], path
-        for parameter in operation.get("parameters", ()):
-            assert parameter["description"], path
-    Draft202012Validator.check_schema({"$defs": document["components"]["schemas"]})
-
-
-def test_of_several_models_the_examples_name_one(document: dict[str, Any]) -> None:
-    service = Service(Recorder(), None, ["some"])
-    several = build_api(lambda: service, model="first").openapi()
-    for path in BODIES:
-        content = several["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        for name, example in content["examples"].items():
-            assert example["value"] == {"model": "first", **REQUESTS[path][name]["value"]}
-            assert "model" not in REQUESTS[path][name]["value"]
-    assert several["components"] == document["components"]
-
-
-def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+def test_every_path_and_field_has_a_meaning(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
+    for name, schema in schemas.items():
+        for field, about in schema.get("properties", {}).items():
+            assert about.get("description") or "const" in about, f"{name}.{field}"
+    for path, _, operation in operations(document):
+        assert operation["description"] and operation["tags"], path
+        assert "422" not in operation["responses"]
     found = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
-    assert found <= set(schemas) <= found | {body.__name__ for body in BODIES.values()}
+    assert found == set(schemas) == found | {body.__name__ for body in BODIES.values()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [(path, name) for path in REQUESTS if path not in WITH_TRAINER for name in REQUESTS[path]],
-)
-def test_examples_are_answered_as_described(
-    document: dict[str, Any], demo: httpx2.Client, tmp_path: Path, path: str, name: str
-) -> None:
-    content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-    body = content["examples"][name]["value"]
-    if path in (LOAD_ADAPTER, UNLOAD_ADAPTER):
-        adapter = {"lora_name": "mine", "lora_path": str(adapter_of("demo", tmp_path / "mine"))}
-        demo.post(UNLOAD_ADAPTER, json={"lora_name": "mine"})
-        if path == UNLOAD_ADAPTER:
-            demo.post(LOAD_ADAPTER, json=adapter)
-        else:
-            body = body | adapter
-    answer = demo.post(path, json=body)
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_examples_are_answered_and_of_several_models_name_one(path: str) -> None:
+    service = Service(Recorder(), TOKENIZER, ["some"])
+    several = build_api(lambda: service, model="first").openapi()
+    body = several["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    assert body["example"] == {"model": "first", **EXAMPLES[path]}
+    with serve(service) as url:
+        answer = httpx2.post(url + path, json=EXAMPLES[path])
     assert answer.status_code == 200, answer.text
-    check(document, path, answer)
-    if name == "json" and path == CHAT:
-        said = json.loads(answer.json()["choices"][0]["message"]["content"])
-        assert said == {"job": "nurse", "age": 31}
-
-
-@pytest.mark.parametrize("path", WITH_TRAINER)
-def test_examples_for_a_trainer_are_answered(document: dict[str, Any], path: str) -> None:
-    (example,) = REQUESTS[path].values()
-    settings = ApiSettings(operator_keys=("key",))
-    with serve(Service(Recorder(), None, ["some"]), settings) as url:
-        answer = httpx2.post(url + path, json=example["value"], headers=KEY)
-        assert answer.status_code == 200, answer.text
-        check(document, path, answer)
-
-
-EVERYTHING = {
-    "logprobs": True, "top_logprobs": 2, "n": 2, "return_token_ids": True,
-    "return_trajectory": True, "max_tokens": 8,
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-def test_answers_are_described(document: dict[str, Any], demo: httpx2.Client, stream: bool) -> None:
-    asked: dict[str, Any] = EVERYTHING | {"stream": stream}
-    if stream:
-        watch = {"include_canvas": True, "include_usage": True, "continuous_usage_stats": True}
-        asked["stream_options"] = watch
-    text = {n: v for n, v in asked.items() if n != "top_logprobs"} | {"logprobs": 2}
-    logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "stream": stream}
-    for path, body in (
-        (CHAT, asked | CONVERSATION),
-        (COMPLETE, text | ABC),
-        (RESPOND, ASKED[RESPOND] | {"max_output_tokens": 8} | logprobs),
-        (RESPOND, REQUESTS[RESPOND]["tools"]["value"] | {"stream": stream}),
-        (MESSAGES, REQUESTS[MESSAGES]["tools"]["value"] | {"stream": stream}),
-    ):
-        answer = demo.post(path, json=body)
-        assert answer.status_code == 200, answer.text
-        check(document, path, answer)
-    for path in ("/v1/models", "/v1/models/demo", "/tokenizer_info", "/version", "/load"):
-        check(document, path.replace("/demo", "/{name}"), demo.get(path))
-
-
-@pytest.mark.parametrize("path", [*ASKED, CHAT])
-def test_errors_in_streams_fit(document: dict[str, Any], breaking_url: str, path: str) -> None:
-    asked = ASKED.get(path, CONVERSATION)
-    answer = httpx2.post(breaking_url + path, json=asked | {"stream": True})
-    assert bug().message in answer.text
-    check(document, path, answer)
-    with pytest.raises(ValidationError):
-        check(document, path, httpx2.Response(200, headers=answer.headers, text=UNHEARD_OF))
 
 
 KNOWN: list[dict[str, Any]] = [{"best_of": 3}, {"lora": "a"}, {"suffix": 5}, {"thread": "a"}]
@@ -208,39 +76,23 @@ KNOWN += [{"temperature": "hot"}, {"diffusion": {"colour": 7}}, {"verbosity": "l
 
 
 @pytest.mark.parametrize("path", [*ASKED, CHAT, COUNT, "/tokenize"])
-def test_unknown_fields_are_ignored_on_request(document: dict[str, Any], path: str) -> None:
+def test_unknown_fields_are_ignored_on_request(path: str) -> None:
     """Not known ones with values that are not supported, nor those within an object."""
     asked = ASKED.get(path, CONVERSATION)
     odd: dict[str, Any] = {"max_token": 5, "\u2603\n": None} | {f"x{each}": [] for each in range(9)}
     service = Service(Recorder(), TOKENIZER, ["some"])
     with serve(service, ApiSettings(ignore_unknown_fields=True)) as url:
-        whole = httpx2.post(url + path, json=asked | odd)
-        told = whole.json()["warnings"]
+        told = httpx2.post(url + path, json=asked | odd).json()["warnings"]
         for stream in (False, True) if path in (*ASKED, CHAT) else ():
             answer = httpx2.post(url + path, json=asked | odd | {"stream": stream})
             assert answer.headers["x-diffray-warnings"] == "; ".join(told)
             assert told[0] in answer.text
-            check(document, path, answer)
         refused = [httpx2.post(url + path, json=asked | odd | each) for each in KNOWN]
         assert "warnings" not in httpx2.post(url + path, json=asked).json()
     assert told[0].startswith("the unknown field 'max_token' is ignored")
     assert told[1] == r"the unknown field '\u2603\n' is ignored"
     assert told[10:] == ["other unknown fields that are ignored: 1"]
     assert [each.status_code for each in refused] == [400] * len(KNOWN)
-    check(document, path, whole)
-
-
-def test_examples_of_answers_fit_their_descriptions(document: dict[str, Any]) -> None:
-    count = 0
-    for _, _, operation in operations(document):
-        for answer in operation["responses"].values():
-            for media in answer.get("content", {}).values():
-                if "example" in media:
-                    found = media["example"]
-                    for each in events(found) if isinstance(found, str) else [found]:
-                        valid(document, media["schema"], each)
-                        count += 1
-    assert count > 50
 
 
 class Refusing(Recorder):
@@ -264,17 +116,17 @@ class Refusing(Recorder):
         (504, DeadlineExceeded("the answer was not complete")),
     ],
 )
-def test_refusals_are_described(document: dict[str, Any], status: int, error: Exception) -> None:
+def test_refusals_of_the_engine_have_a_status(status: int, error: Exception) -> None:
     with serve(Service(Refusing(error), TOKENIZER, ["some"])) as url:
         for path, asked in ASKED.items():
             for stream in (False, True):
                 answer = httpx2.post(url + path, json=asked | {"stream": stream}, timeout=60)
                 assert answer.status_code == status, answer.text
-                check(document, path, answer)
+                assert ("retry-after" in answer.headers) == (status in (429, 503))
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_what_the_endpoint_refuses_is_described(document: dict[str, Any], path: str) -> None:
+def test_refusals_of_the_endpoint_have_a_status(path: str) -> None:
     asked = ASKED[path]
     settings = ApiSettings(api_keys=("key",), max_body_bytes=200)
     impatient = settings.model_copy(update={"body_timeout_s": 0.2})
@@ -298,21 +150,14 @@ def test_what_the_endpoint_refuses_is_described(document: dict[str, Any], path: 
             base = impatient_url if status == 408 else url
             answer = httpx2.post(base + path, **({"headers": KEY} | options))
             assert answer.status_code == status, answer.text
-            check(document, path, answer)
-            (media,) = document["paths"][path]["post"]["responses"][str(status)]["content"].values()
-            example = media["example"]["error"]
-            assert answer.json()["error"] | {"message": ""} == example | {"message": ""}
-            if status in (400, 401, 404, 415):
-                assert answer.json()["error"]["message"] == example["message"]
-        absent = httpx2.get(url + "/v1/models/nothing", headers=KEY)
-        assert absent.status_code == 404
-        check(document, "/v1/models/{name}", absent)
+            assert answer.json()["error"]["message"]
+            assert answer.json().get("type") == ("error" if path == "/v1/messages" else None)
 
 
 @pytest.mark.parametrize("keys", [(), ("key",)])
 @pytest.mark.parametrize("operators", [(), ("other",)])
 def test_only_operators_operate_and_a_server_says_which_keys_it_needs(
-    document: dict[str, Any], keys: tuple[str, ...], operators: tuple[str, ...]
+    keys: tuple[str, ...], operators: tuple[str, ...]
 ) -> None:
     settings = ApiSettings(api_keys=keys, operator_keys=operators)
     shown = {"nobody": {}, "client": KEY, "operator": {"x-api-key": "other"}}
@@ -335,28 +180,17 @@ def test_only_operators_operate_and_a_server_says_which_keys_it_needs(
                 if operators and who in ("operator", "same"):
                     assert answer.status_code not in (401, 403)  # the body is what is wrong
                     continue
-                check(document, path, answer)
                 assert (answer.status_code, answer.json()["error"]["code"]) == refused[who]
         models = httpx2.get(f"{url}/v1/models", headers=shown["operator"])
         assert models.status_code == (401 if keys and not operators else 200)
 
 
-def test_the_page_shows_all_of_it_with_its_own_style(document: dict[str, Any]) -> None:
-    with serve(Service(Recorder(), None, ["some"])) as url:
-        answer = httpx2.get(f"{url}/docs")
-    (style,) = re.findall(r"<style>(.*?)</style>", answer.text, re.DOTALL)
-    digest = b64encode(sha256(style.encode()).digest()).decode()
-    assert f"style-src 'sha256-{digest}'" in answer.headers["content-security-policy"]
-    assert not re.search("<script|https?://", answer.text)
-    text = unescape(re.sub(r"<[^>]*>", "", answer.text))
-    for path, method, operation in operations(document):
-        assert f"{method.upper()} {path}" in text and operation["summary"] in text
-        for status, told in operation["responses"].items():
-            assert status in text and told["description"].replace("`", "") in text
-    for name, schema in document["components"]["schemas"].items():
-        assert f'id="{name}"' in answer.text
-        for field in schema.get("properties", {}):
-            assert field in text
-    assert '"decoder": {"kind": "credit"}' in text and '"cache": {"kind": "exact"}' in text
-    for link in re.findall(r'href="#([^"]*)"', answer.text):
-        assert f'id="{link}"' in answer.text, link
+def test_the_page_may_load_only_what_it_is_made_of() -> None:
+    with serve(Service(Recorder(), None, ["some"]), prefix="/a") as url:
+        page = httpx2.get(f"{url}/docs")
+    policy = page.headers["content-security-policy"]
+    (script,) = re.findall(r"<script>(.*?)</script>", page.text, re.DOTALL)
+    assert f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" in policy
+    assert "'openapi.json'" in script
+    for loaded in re.findall(r'(?:src|href)="(https://[^/"]*)', page.text):
+        assert loaded in policy

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import paired
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.bench.datasets import random_ids
+from diffray.cluster.cli.datasets import random_ids
 from diffray.cluster.cli.request_options import DIFFUSION, put_setting
 from diffray.components.checkpoints.demos import DEMOS
 from diffray.components.checkpoints.info import describe

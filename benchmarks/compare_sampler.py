@@ -24,7 +24,7 @@ from torch import Tensor
 
 from benchmarks import paired
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.bench.datasets import Row, as_ids
+from diffray.cluster.cli.datasets import Row, as_ids
 from diffray.components.batch import Batch, Window
 from diffray.components.kv_pool import KVPool
 from examples.train_demo.tasks import held_out_items

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from diffray.cluster.cli.bench.results import percentile
+from diffray.cluster.cli.bench import percentile
 from diffray.cluster.control.scheduler import Scheduler
 from diffray.workers.messages import Footprint, Reply, Round, Stats, Update, WireRequest
 

@@ -24,7 +24,7 @@ import httpx2
 from benchmarks import load, paired
 from benchmarks.load import Json
 from benchmarks.serve_process import serve_process
-from diffray.cluster.cli.bench.results import percentile
+from diffray.cluster.cli.bench import percentile
 
 BLOCK = 32  # only whole blocks are shared
 WORDS = "red green blue grey black white brown pink gold silver".split()

@@ -29,7 +29,7 @@ from benchmarks.load import Json
 from benchmarks.serve_process import ServeProcess, serve_process
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.api.service import Service
-from diffray.cluster.cli.bench.results import percentile
+from diffray.cluster.cli.bench import percentile
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
 from diffray.workers.admission import check_request

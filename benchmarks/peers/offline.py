@@ -19,7 +19,7 @@ from benchmarks.peers import checkpoint
 from benchmarks.peers.environments import Environment
 from benchmarks.peers.servers import process_variables
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.bench.datasets import Row, as_ids
+from diffray.cluster.cli.datasets import Row, as_ids
 from examples.train_demo.tasks import held_out_items
 
 BLOCK_LENGTH, THRESHOLD = 32, 0.95

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from inspect import getdoc
 from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request
@@ -33,7 +32,6 @@ from diffray.cluster.api.metrics import CONTENT_TYPE
 from diffray.cluster.api.openapi import ERROR, describe, docs_page, with_body, with_query
 from diffray.cluster.api.operations import (
     OPERATED,
-    OPERATIONS,
     QUERIED,
     Order,
 )
@@ -223,16 +221,15 @@ def _operations(get_service: GetService, settings: ApiSettings) -> APIRouter:
         return await get_service().operate(Order(path, given))
 
     def add(path: str) -> None:
-        about = _about(path)
         if path not in QUERIED:
 
-            @router.post(path, **about, **with_body(path))
+            @router.post(path, **with_body(path))
             async def operate_with_body(request: Request) -> Response:
                 return answer(await operate(path, await read(request)))
 
             return
 
-        @router.api_route(path, methods=[QUERIED[path]], **about, **with_query(path))
+        @router.api_route(path, methods=[QUERIED[path]], **with_query(path))
         async def operate_with_query(request: Request) -> Response:
             found = await operate(path, _query(request))
             return answer(found) if found else Response()
@@ -245,12 +242,6 @@ def _operations(get_service: GetService, settings: ApiSettings) -> APIRouter:
 
 def _post(router: APIRouter, path: str) -> Callable[[Endpoint], Endpoint]:
     return router.post(path, **with_body(path))
-
-
-def _about(path: str) -> Json:
-    """Return the description of an operator's route: that of its body or query."""
-    title = path.rpartition("/")[2].replace("_", " ").capitalize()
-    return {"summary": title, "description": getdoc(OPERATIONS[path].given)}
 
 
 async def _read(settings: ApiSettings, request: Request) -> object:

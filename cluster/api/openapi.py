@@ -3,6 +3,7 @@
 import re
 from base64 import b64encode
 from hashlib import sha256
+from inspect import getdoc
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -123,14 +124,22 @@ def with_body(path: str) -> dict[str, Any]:
     if path in EXAMPLES:
         content["example"] = EXAMPLES[path]
     body = {"required": True, "content": {"application/json": content}}
-    return {"openapi_extra": {"requestBody": body}}
+    return _about(path) | {"openapi_extra": {"requestBody": body}}
 
 
 def with_query(path: str) -> dict[str, Any]:
     """Return a route's options that describe its query."""
     fields = OPERATIONS[path].given.model_json_schema()["properties"]
     listed = [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
-    return {"openapi_extra": {"parameters": listed}}
+    return _about(path) | {"openapi_extra": {"parameters": listed}}
+
+
+def _about(path: str) -> dict[str, Any]:
+    """Return the summary and description of an operator's route: those of its body or query."""
+    if path not in OPERATED:
+        return {}  # those of its function
+    title = path.rpartition("/")[2].replace("_", " ").capitalize()
+    return {"summary": title, "description": getdoc(OPERATIONS[path].given)}
 
 
 def docs_page(title: str) -> Response:

@@ -74,10 +74,7 @@ def _typed_name(parameter: Any, context: typer.Context) -> str:
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command as Typer reads it, with the flags of its records as parameters.
-
-    The default of a record parameter sets the defaults of its flags.
-    """
+    """Return the command as Typer reads it, with the flags of its records as parameters."""
     own = signature(command)
     records: dict[str, Any] = {
         name: parameter.annotation
@@ -86,7 +83,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     }
     flags: list[Parameter] = []
     for name, parameter in own.parameters.items():
-        flags += _flags(records[name], parameter.default) if name in records else [parameter]
+        flags += _flags(records[name]) if name in records else [parameter]
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -99,16 +96,15 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _flags(flags: Any, preset: object) -> Iterator[Parameter]:
+def _flags(flags: Any) -> Iterator[Parameter]:
     panel, model = flags.__record__
     for each in fields(flags):
-        default = each.default if preset is Parameter.empty else getattr(preset, each.name)
         more = {"rich_help_panel": panel} | each.metadata["more"]
         if model is not None:
             more = _declared(each.name, model.model_fields[each.name]) | more
         kind: Any = each.type
         kind = Annotated[kind, typer.Option(*each.metadata["names"], **more)]
-        yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=kind)
 
 
 def _declared(name: str, source: FieldInfo) -> dict[str, Any]:

@@ -65,20 +65,6 @@ class Command(TyperCommand):
         _write(first | groups, formatter)
 
 
-class ManyValues(Command):
-    """Takes several values after one --goodput: --goodput ttft:9 e2el:99."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words: list[str] = []
-        inside = False
-        for word in args:
-            if inside and not word.startswith("-") and words[-1] != "--goodput":
-                words.append("--goodput")
-            inside = word == "--goodput" if word.startswith("-") else inside
-            words.append(word)
-        return super().parse_args(ctx, words)
-
-
 class Later(TyperCommand):
     """A command as help lists it; its callback builds the real command when it is used."""
 
@@ -90,14 +76,14 @@ class Later(TyperCommand):
         return made
 
 
-def later(module: str, name: str, end: str, cls: type[Command]) -> Callable[[], TyperCommand]:
+def later(module: str, name: str, end: str) -> Callable[[], TyperCommand]:
     """Return a function that imports `module` and makes a command of its function `name`."""
 
     def load() -> Any:
         alone = typer.Typer(
             add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
         )
-        alone.command(name, cls=cls, epilog=end)(getattr(import_module(module), name))
+        alone.command(name, cls=Command, epilog=end)(getattr(import_module(module), name))
         return get_command(alone)
 
     return load

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import diffray
-from diffray.cluster.cli.help import Command, Later, ManyValues, command_line, examples, later
+from diffray.cluster.cli.help import Later, command_line, examples, later
 
 app = command_line(
     "Serve diffusion language models, and watch them write.",
@@ -18,9 +18,9 @@ app = command_line(
     "diffray serve --help        # every command has more examples",
 )
 bench = command_line(
-    "Measure latency and throughput, of an engine or of a server.",
+    "Measure an engine in this process: latency and throughput.",
     "diffray bench latency --batch-size 1,8",
-    "diffray bench serve --dataset-name demo --max-concurrency 1,8",
+    "diffray bench throughput --dataset-name demo",
 )
 
 
@@ -45,17 +45,10 @@ def main(
 _DENSE, _SPARSE = "GSAI-ML/LLaDA-8B-Instruct", "inclusionAI/LLaDA-MoE-7B-A1B-Instruct"
 
 
-def _add(
-    panel: str | None,
-    command: str,
-    text: str,
-    *shown: str,
-    to: typer.Typer = app,
-    cls: type[Command] = Command,
-) -> None:
+def _add(panel: str | None, command: str, text: str, *shown: str, to: typer.Typer = app) -> None:
     """Add a command, as MODULE.NAME within this folder, with its line in help and examples."""
     module, _, name = command.rpartition(".")
-    load = later(f"diffray.cluster.cli.{module}", name, examples(*shown), cls)
+    load = later(f"diffray.cluster.cli.{module}", name, examples(*shown))
     to.command(name, cls=Later, help=text, rich_help_panel=panel)(load)
 
 
@@ -137,23 +130,15 @@ _add(
 )
 _add(
     None,
-    "bench.offline.latency",
+    "bench.latency",
     "Measure the latency of batches of random prompts.",
     "diffray bench latency --batch-size 1,8",
     to=bench,
 )
 _add(
     None,
-    "bench.offline.throughput",
+    "bench.throughput",
     "Measure the throughput over data sets.",
-    "diffray bench throughput --dataset-name demo --report out.html",
+    "diffray bench throughput --dataset-name demo --output-json out.json",
     to=bench,
-)
-_add(
-    None,
-    "bench.online.serve",
-    "Measure a server under load, and read its /metrics.",
-    "diffray bench serve --dataset-name demo --max-concurrency 1,8",
-    to=bench,
-    cls=ManyValues,
 )

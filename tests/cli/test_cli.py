@@ -35,7 +35,7 @@ from tests.helpers.screen import Screen
 from tests.helpers.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
 
 COMMANDS = "serve chat generate batch status doctor info convert quantize bench completion".split()
-BENCHMARKS = ("latency", "throughput", "serve")
+BENCHMARKS = ("latency", "throughput")
 MASK = "\N{LIGHT SHADE}"
 
 

@@ -7,8 +7,6 @@ from typer.main import get_command
 
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.cli import flags, main, serve_options
-from diffray.cluster.cli.bench.datasets import Data
-from diffray.cluster.cli.bench.offline import SHORT_PROMPTS
 from diffray.cluster.cli.flag_records import names_of
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server
@@ -62,10 +60,8 @@ def test_flags_take_and_say_what_their_models_do(group: Any, model: type[Config]
         assert option.multiple == ("repeatable" in text)
 
 
-def test_flags_show_choices_and_a_command_may_have_its_own_defaults() -> None:
+def test_flags_show_choices() -> None:
     assert options_of("serve")["kernels"].metavar == "auto|torch|triton"
-    found = options_of("bench", "throughput")["input_len"]
-    assert found.default == SHORT_PROMPTS.input_len != Data().input_len
 
 
 def test_flags_of_a_request_agree_with_its_parameters() -> None:

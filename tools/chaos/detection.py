@@ -19,7 +19,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from benchmarks.local_ray import OPTIONS, ray_environment
-from diffray.cluster.cli.bench.results import percentile
+from diffray.cluster.cli.bench import percentile
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.components.params import SamplingParams

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from diffray.cluster.cli.bench.results import percentile
+from diffray.cluster.cli.bench import percentile
 from tools.chaos.run import Outcome
 
 Row = tuple[str, ...]

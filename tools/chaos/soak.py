@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diffray.cluster.cli.bench.results import percentile
+from diffray.cluster.cli.bench import percentile
 from tools.chaos.run import Outcome, clients, pages_held
 from tools.chaos.system import PARTS, Layout, System, leftovers, running, shared_now
 from tools.chaos.workload import Question, questions

@@ -19,9 +19,9 @@ if TYPE_CHECKING:  # help and `bench serve` do not need them
 
 BUNDLED: Final = ("demo", "humaneval", "gsm8k")
 RANDOM: Final = "random"
-FROM_FILE: Final = ("custom", "sharegpt")
-NAMES: Final = (RANDOM, *BUNDLED, *FROM_FILE)
-_RANDOM_PROMPTS, _RANDOM_LEN = 32, 1024  # unless typed
+FROM_FILE: Final = "custom"
+NAMES: Final = (RANDOM, *BUNDLED, FROM_FILE)
+_RANDOM_PROMPTS = 32  # unless typed
 
 
 @record("Prompts")
@@ -29,25 +29,20 @@ class Data:
     dataset_name: str = flag(
         RANDOM,
         metavar="NAME[,NAME...]",
-        help="random, demo, humaneval, gsm8k, sharegpt, or custom (JSON lines with prompt, "
-        "max_tokens, task).",
+        help="random, demo, humaneval, gsm8k, or custom: JSON lines with prompt, max_tokens, task.",
     )
-    dataset_path: Path | None = flag(help="The file for custom or sharegpt.")
+    dataset_path: Path | None = flag(help="The file for custom.")
     num_prompts: int | None = flag(
         min=1,
         help="The most prompts to take from each data set; default: all of them, and "
         f"{_RANDOM_PROMPTS} random ones.",
     )
-    input_len: int | None = flag(
-        min=1,
-        help=f"Tokens per random prompt; a server gets {_RANDOM_LEN}, or what its context has "
-        "room for.",
-    )
+    input_len: int = flag(128, min=1, help="Tokens per random prompt.")
     random_prefix_len: int = flag(
         0,
         min=0,
-        help="Tokens of a common prefix before each random prompt; offline benchmarks share its "
-        "K/V only with --enable-prefix-caching.",
+        help="Tokens of a common prefix before each random prompt, whose K/V are shared only with "
+        "--enable-prefix-caching.",
     )
     output_len: int | None = flag(
         min=1, help="Tokens to generate per prompt; default: the file's number, else 128."
@@ -55,25 +50,11 @@ class Data:
     ignore_eos: bool = flag(
         False, "--ignore-eos", help="Generate past end tokens; implied by random prompts."
     )
-    seed: int = flag(0, help="The seed of prompts and arrival times.")
+    seed: int = flag(0, help="The seed of prompts and sampling.")
 
     @property
     def num_random(self) -> int:
         return self.num_prompts or _RANDOM_PROMPTS
-
-    def random_len(self, context: int | None, output_len: int) -> int:
-        """Return the tokens of a random prompt: as typed, or what the context has room for."""
-        if self.input_len is not None:
-            return self.input_len
-        if context is None:
-            return _RANDOM_LEN
-        room = context - self.random_prefix_len - output_len
-        if room < 1:
-            raise ValueError(
-                f"--output-len {output_len} and --random-prefix-len {self.random_prefix_len} leave "
-                f"no room for a prompt in the context of {context} tokens; give fewer"
-            )
-        return min(_RANDOM_LEN, room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +74,7 @@ def read_sets(data: Data) -> list[tuple[str, list[Row]]]:
             f"--dataset-name {data.dataset_name} has no random prompts; leave out "
             "--random-prefix-len, or add random"
         )
-    if path is not None and not set(names) & set(FROM_FILE):
+    if path is not None and FROM_FILE not in names:
         raise ValueError(
             f"--dataset-name {data.dataset_name} reads no file; leave out --dataset-path, or add "
             "custom"
@@ -106,8 +87,7 @@ def read_sets(data: Data) -> list[tuple[str, list[Row]]]:
 def read_rows(name: str, path: Path | None, count: int | None) -> list[Row]:
     """Return at most `count` prompts of a data set that is not random.
 
-    `path` is the file for `custom`, JSON lines with `prompt` and perhaps `max_tokens` and `task`,
-    and for `sharegpt`, a JSON list of conversations whose first messages are the prompts.
+    `path` is the file for `custom`, JSON lines with `prompt` and perhaps `max_tokens` and `task`.
     """
     if name not in NAMES:
         raise ValueError(f"there is no data set {name!r}; allowed: {', '.join(NAMES)}")
@@ -115,7 +95,7 @@ def read_rows(name: str, path: Path | None, count: int | None) -> list[Row]:
         path = Path(str(files("diffray"))) / "prompts" / f"{name}.jsonl"
     if path is None:
         raise ValueError(f"--dataset-name {name} needs --dataset-path FILE")
-    rows = list(islice(_sharegpt(path) if name == "sharegpt" else _lines(path, name), count))
+    rows = list(islice(_lines(path, name), count))
     if not rows:
         raise ValueError(f"{path} has no prompts")
     return rows
@@ -163,8 +143,7 @@ def tasks(
         if name == RANDOM:
             changed = {} if "ignore_eos" in typed else {"ignore_eos": True}
             count = data.num_random
-            length = data.random_len(llm.engine.limits.context, params.max_tokens)
-            prompts = random_ids(llm, count, length, data.seed, data.random_prefix_len)
+            prompts = random_ids(llm, count, data.input_len, data.seed, data.random_prefix_len)
             found[name] = prompts, [params.model_copy(update=changed)] * count
         for task in dict.fromkeys(row.task for row in read):
             rows = [row for row in read if row.task == task]
@@ -194,14 +173,6 @@ def _row(line: str, name: str, place: str) -> Row:
     if not isinstance(task, str):
         raise ValueError(f"{place}: task must be a text")
     return Row(task, given["prompt"], length)
-
-
-def _sharegpt(path: Path) -> Iterator[Row]:
-    conversations = _parse(path.read_text(encoding="utf-8"), str(path))
-    for conversation in conversations if isinstance(conversations, list) else []:
-        match conversation:
-            case {"conversations": [{"value": str(first)}, _, *_]}:
-                yield Row("sharegpt", first)
 
 
 def _parse(text: str, place: str) -> Any:

@@ -1,42 +1,47 @@
 """`diffray bench latency` and `diffray bench throughput`: an engine in this process, no server."""
 
+import json
+import os
+import platform
+import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from datetime import UTC, datetime
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import typer
 from tqdm import tqdm
 
+import diffray
 from diffray.cluster.cli import flags
-from diffray.cluster.cli.bench.datasets import Data, random_ids, read_sets, tasks
-from diffray.cluster.cli.bench.results import Report, Result, Run, percentile, published, table
-from diffray.cluster.cli.bench.sweep import counts
+from diffray.cluster.cli.datasets import Data, random_ids, read_sets, tasks
 from diffray.cluster.cli.flag_records import flag, record, spread, typed
 from diffray.cluster.cli.request_options import sampling_params
 from diffray.workers.engine_options import EngineOptions
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from diffray.cluster.cli.bench.datasets import Work
+    from diffray.cluster.cli.datasets import Work
     from diffray.cluster.control.llm import Bar, DiffusionLLM
     from diffray.components.params import SamplingParams
     from diffray.workers.output import RequestOutput
 
+Run = dict[str, Any]  # a run's numbers, by their names in JSON
 MOST_AT_ONCE = 64
-LOOKS = 2  # generations of `look_at`
 PERCENTS = (10, 25, 50, 75, 90, 99)
-SHORT_PROMPTS = Data(input_len=128)
-_NUMBERS = {
+_COLUMNS = {
+    "": "{name}",
     "requests": "{requests}",
     "tokens/s": "{tokens_per_second:.1f}",
     "tokens per forward": "{tokens_per_forward:.2f}",
     "forwards/s": "{forwards_per_second:.1f}",
     "step ms": "{step_ms:.2f}",
-    "share of roofline": "{roofline_share:.1%}",
 }
+_WIDTH = 120  # of a table that goes to a file or a pipe
+_INTERRUPTED = 130  # the exit status by which shells report SIGINT
 
 
 @record("Measuring", EngineOptions)
@@ -58,6 +63,31 @@ class Lengths:
     input_len: int = flag(32, min=1, help="Tokens per random prompt.")
     output_len: int = flag(128, min=1, help="Tokens to generate per prompt.")
     seed: int = flag(0, help="The seed of prompts and sampling.")
+
+
+@record("Result")
+class Result:
+    output_json: Path | None = flag(metavar="OUT.json", help="Write the results to this file.")
+
+
+def sizes_of(text: str) -> list[int]:
+    """Return the batch sizes of a comma-separated list."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(1 <= each <= MOST_AT_ONCE for each in found):
+        raise ValueError(
+            f"--batch-size {text!r} is not a list of numbers from 1 to {MOST_AT_ONCE}, such as 1,8"
+        )
+    return found
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the percentile, interpolated between the two nearest values; 0 for none."""
+    import numpy as np
+
+    return float(np.percentile(values, percent)) if values else 0.0
 
 
 def counted(output: "RequestOutput", eos_token_ids: Sequence[int], *, ignore_eos: bool) -> int:
@@ -107,45 +137,10 @@ def timed(llm: "DiffusionLLM", name: str, batches: "Sequence[Work]", show: "Bar"
     return run
 
 
-def look_at(
-    llm: "DiffusionLLM", run: Run, work: "Work", bandwidth: float, show: "Bar" = False
-) -> Run:
-    """Repeat some of a run's work to add where the time goes and how many bytes steps read."""
-    from diffray.cluster.cli.bench.phases import phases_of
-    from diffray.cluster.cli.bench.roofline import reads_of
-
-    prompts, params = work
-    with phases_of(llm.engine) as phases:
-        llm.generate(list(prompts), params, use_tqdm=show)
-    with reads_of(llm.engine) as reads:
-        llm.generate(list(prompts), params, use_tqdm=show)
-    whole, steps = sum(phases.seconds.values()) or 1.0, max(phases.forwards, 1)
-    return run | {
-        "split_share": {phase: took / whole for phase, took in phases.seconds.items()},
-        "split_ms_per_step": {phase: 1e3 * t / steps for phase, t in phases.seconds.items()},
-        "watched_step_ms": 1e3 * whole / steps,
-        "bytes_per_step": reads.bytes_per_step,
-        "memory_bandwidth": bandwidth,
-        "roofline_share": 1e3 * reads.bytes_per_step / bandwidth / run["step_ms"],
-    }
-
-
-def tables(what: str, runs: Sequence[Run]) -> "list[Table]":
-    """Return the numbers, then where the time went."""
-    shown = [run | {"megabytes": run["bytes_per_step"] / 1e6} for run in runs]
-    split = {
-        f"{phase} ms": f"{{split_ms_per_step[{phase}]:.2f}} ({{split_share[{phase}]:.0%}})"
-        for phase in runs[0]["split_share"]
-    }
-    more = {"watched step ms": "{watched_step_ms:.2f}", "MB read a step": "{megabytes:.1f}"}
-    name = {what: "{name}"}
-    return [table(name | _NUMBERS, shown), table(name | split | more, shown)]
-
-
 def facts_of(
     llm: "DiffusionLLM", model: str, params: "SamplingParams", work: "dict[str, Work]"
 ) -> dict[str, str]:
-    """Return the configuration of the engine and its requests, defaults included."""
+    """Return the machine, and the engine's and requests' configuration, defaults included."""
     import torch
 
     from diffray.components.policy import Policy
@@ -156,6 +151,10 @@ def facts_of(
     shared = engine.kv.prefixes.enabled and limits.spec.block_causal
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": shlex.join(["diffray", *sys.argv[1:]]),
+        "diffray": diffray.__version__,
+        "machine": f"{_processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
         "model": model,
         "device": f"{kind}, {torch.get_num_threads()} threads",
         "dtype": str(engine.kv.dtype).removeprefix("torch."),
@@ -178,6 +177,15 @@ def _span(values: Any) -> str:
     return str(found[0]) if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
 
 
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
 @contextmanager
 def _progress(requests: int) -> "Iterator[Bar]":
     """Show the progress of all generations, on a terminal, with the time that is left."""
@@ -186,20 +194,51 @@ def _progress(requests: int) -> "Iterator[Bar]":
 
 
 @contextmanager
-def _benchmark(
-    title: str, what: str, result: Result, model: str, options: dict[str, Any]
-) -> "Iterator[tuple[Report, DiffusionLLM, float]]":
-    """Load the model; yield a report to fill, the engine, and the memory bandwidth."""
-    from diffray.cluster.cli.bench.roofline import memory_bandwidth
+def _loaded(model: str, options: dict[str, Any]) -> "Iterator[DiffusionLLM]":
     from diffray.cluster.control.llm import DiffusionLLM
 
-    options = {"enable_prefix_caching": False} | options  # measuring repeats prompts
-    with (
-        published(title, result, partial(tables, what)) as report,
-        DiffusionLLM(model, **options) as llm,
-    ):
-        report.facts["steps per round"] = str(EngineOptions(**options).steps_per_round)
-        yield report, llm, memory_bandwidth(llm.engine.slots.device)
+    # Measuring repeats prompts.
+    with DiffusionLLM(model, **{"enable_prefix_caching": False} | options) as llm:
+        yield llm
+
+
+@contextmanager
+def _published(result: Result, facts: dict[str, str], planned: int) -> Iterator[list[Run]]:
+    """Print the runs that the block adds to the list, and write them to the file.
+
+    After Ctrl-C, those that have finished.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    runs: list[Run] = []
+    interrupted = ""
+    try:
+        yield runs
+    except KeyboardInterrupt:
+        interrupted = f"interrupted after {len(runs)} of {planned} runs"
+    if runs:
+        table = Table(*_COLUMNS)
+        for run in runs:
+            table.add_row(*(form.format(**run) for form in _COLUMNS.values()))
+        console = Console()
+        (console if console.is_terminal else Console(width=_WIDTH)).print(table)
+    if result.output_json is not None:
+        facts |= {"interrupted": interrupted} if interrupted else {}
+        text = json.dumps({"facts": facts, "runs": runs}, indent=1)
+        result.output_json.write_text(f"{text}\n")
+    if interrupted:
+        typer.echo(f"diffray: {interrupted}", err=True)
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _check(result: Result) -> None:
+    """Refuse a file that cannot be written, before spending hours on its content."""
+    path = result.output_json
+    if path is not None and path.is_dir():
+        raise ValueError(f"--output-json {path} is a folder; name a file in it")
+    if path is not None and not path.parent.is_dir():
+        raise ValueError(f"--output-json {path}: there is no folder {path.parent}; make it first")
 
 
 @spread
@@ -218,17 +257,19 @@ def latency(
 
     All answers have the same length.
     """
-    sizes = counts(timing.batch_size, "--batch-size", high=MOST_AT_ONCE)
+    _check(result)
+    sizes = sizes_of(timing.batch_size)
     params = sampling_params(
         sampling, diffusion, max_tokens=lengths.output_len, seed=lengths.seed, ignore_eos=True
     )
-    options = typed(engine) | typed(steps) | {"max_num_seqs": max(sizes)}
-    with _benchmark("latency of batches", "batch", result, model, options) as (report, llm, speed):
+    with _loaded(model, typed(engine) | typed(steps) | {"max_num_seqs": max(sizes)}) as llm:
         prompts = random_ids(llm, max(sizes), lengths.input_len, lengths.seed)
-        report.planned = len(sizes)
-        report.facts |= facts_of(llm, model, params, {"a batch": (prompts, [params])})
-        repeats = timing.num_iters_warmup + timing.num_iters + LOOKS
-        with _progress(sum(sizes) * repeats) as show:
+        facts = facts_of(llm, model, params, {"a batch": (prompts, [params])})
+        repeats = timing.num_iters_warmup + timing.num_iters
+        with (
+            _published(result, facts, len(sizes)) as runs,
+            _progress(sum(sizes) * repeats) as show,
+        ):
             for size in sizes:
                 work = prompts[:size], [params] * size
                 if timing.num_iters_warmup:
@@ -239,8 +280,7 @@ def latency(
                 tqdm.write(f"{run['name']}\nAvg latency: {mean} seconds")
                 for percent, seconds in shares.items():
                     tqdm.write(f"{percent}% percentile latency: {seconds} seconds")
-                more = {"batch_size": size, "avg_latency": mean, "percentiles": shares}
-                report.runs.append(look_at(llm, run, work, speed, show) | more)
+                runs.append(run | {"batch_size": size, "avg_latency": mean, "percentiles": shares})
 
 
 @spread
@@ -248,7 +288,7 @@ def throughput(
     *,
     model: flags.Model = "demo",
     engine: flags.BatchEngine,
-    data: Data = SHORT_PROMPTS,
+    data: Data,
     raw: flags.Raw = False,
     steps: Steps,
     sampling: flags.Sampling,
@@ -259,29 +299,31 @@ def throughput(
 
     --max-num-seqs 1 runs one prompt at a time.
     """
+    _check(result)
     sets, ends = read_sets(data), data.ignore_eos or None
     params = sampling_params(
         sampling, diffusion, max_tokens=data.output_len, seed=data.seed, ignore_eos=ends
     )
-    options = typed(engine) | typed(steps)
-    with _benchmark("throughput", "task", result, model, options) as (report, llm, speed):
+    with _loaded(model, typed(engine) | typed(steps)) as llm:
         at_once = llm.engine.limits.max_num_seqs
         work = tasks(llm, data, sets, params, raw=raw)
-        report.planned = len(work)
-        report.facts |= {"max num seqs": str(at_once)} | facts_of(llm, model, params, work)
+        facts = {"max num seqs": str(at_once)} | facts_of(llm, model, params, work)
         sizes = [len(prompts) for prompts, _ in work.values()]
-        with _progress(sum(n + (1 + LOOKS) * min(n, at_once) for n in sizes)) as show:
+        with (
+            _published(result, facts, len(work)) as runs,
+            _progress(sum(n + min(n, at_once) for n in sizes)) as show,
+        ):
             for task, (prompts, own) in work.items():
-                few = prompts[:at_once], own[:at_once]
-                timed(llm, "", [few], show)  # warm-up
+                timed(llm, "", [(prompts[:at_once], own[:at_once])], show)  # warm-up
                 alone = [([prompt], [each]) for prompt, each in zip(prompts, own, strict=True)]
                 run = timed(llm, task, alone if at_once == 1 else [(prompts, own)], show)
                 tqdm.write(_rates(task, run))
-                rate = run["requests"] / run["seconds"]
-                more = {"elapsed_time": run["seconds"], "num_requests": run["requests"]}
-                more |= {"total_num_tokens": run["prompt_tokens"] + run["tokens"]}
-                more |= {"requests_per_second": rate}
-                report.runs.append(look_at(llm, run, few, speed, show) | more)
+                runs.append(
+                    run
+                    | {"elapsed_time": run["seconds"], "num_requests": run["requests"]}
+                    | {"total_num_tokens": run["prompt_tokens"] + run["tokens"]}
+                    | {"requests_per_second": run["requests"] / run["seconds"]}
+                )
 
 
 def _rates(task: str, run: Run) -> str:

@@ -7,7 +7,7 @@ from diffray.cluster.api.chat_messages import Message
 from diffray.cluster.api.choices import Prompt
 from diffray.cluster.api.errors import as_api_error, invalid
 from diffray.cluster.api.remote_images import RemoteImages
-from diffray.cluster.api.templates import Templates
+from diffray.cluster.api.templates import conversation_text
 from diffray.cluster.api.tokens import Tokens
 from diffray.components.image import Sight
 from diffray.workers.image_files import place_images
@@ -16,12 +16,10 @@ _MOST_IMAGES: Final = 16  # of a conversation: decoding one takes some tenths of
 
 
 class PromptReader:
-    """Turns clients' prompts into token ids, with a service's tokenizer and templates."""
+    """Turns clients' prompts into token ids, with a service's tokenizer and its chat template."""
 
-    def __init__(
-        self, templates: Templates, tokens: Tokens, sight: Sight | None, remote: RemoteImages
-    ) -> None:
-        self._templates, self._tokens, self._sight = templates, tokens, sight
+    def __init__(self, tokens: Tokens, sight: Sight | None, remote: RemoteImages) -> None:
+        self._tokens, self._sight = tokens, sight
         self._remote = remote
 
     async def prompts(self, body: GenerationBody) -> list[Prompt]:
@@ -40,7 +38,7 @@ class PromptReader:
             raise invalid("this model takes no images; leave them out", "messages")
         if len(urls) > _MOST_IMAGES:
             raise invalid(f"send at most {_MOST_IMAGES} images (given: {len(urls)})", "messages")
-        text = await self._templates.text(messages, fields, self._tokens.tokenizer)
+        text = await conversation_text(messages, fields, self._tokens.tokenizer)
         (ids,) = await self._tokens.encode([text], special, "messages")
         if not urls or self._sight is None:
             return Prompt(tuple(ids))

@@ -30,7 +30,6 @@ from diffray.cluster.api.operations import OneEngine, Operated, Order, carry_out
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.prompt_reader import PromptReader
 from diffray.cluster.api.remote_images import RemoteImages
-from diffray.cluster.api.templates import Templates
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
 from diffray.components.params import SamplingParams
@@ -98,21 +97,14 @@ class Service:
         self._about |= {"accepts": accepted_by(engine.limits.spec)}
         self._runner = Runner(engine, self.metrics, deadline)
         self._tokens = Tokens(tokenizer, engine.limits)
-        self._templates = Templates()
         self._prompts = PromptReader(
-            self._templates, self._tokens, engine.limits.spec.sight, remote_images or RemoteImages()
+            self._tokens, engine.limits.spec.sight, remote_images or RemoteImages()
         )
         self._grammars = GrammarCompiler(tokenizer, engine.limits)
         self._created, self._last_load = int(time.time()), Load()
 
-    def start(self) -> None:
-        """Start the process for chat templates, so that the first chat need not wait for it."""
-        if self.tokenizer is not None and self.tokenizer.fast.chat_template:
-            self._templates.process.start()
-
     def close(self) -> None:
-        """Stop the service; it answers no more chats."""
-        self._templates.process.close()
+        """End the process that compiles structured outputs."""
         self._grammars.process.close()
 
     # Answers.

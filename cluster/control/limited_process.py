@@ -44,53 +44,6 @@ class Refused(ValueError):
         self.field = field
 
 
-class LimitedProcess:
-    """Answers one request at a time; the process starts with the first, and after each loss.
-
-    `module` calls `serve`.
-    """
-
-    def __init__(self, module: str) -> None:
-        self._module = module
-        self._thread = ThreadPoolExecutor(1, module)  # it waits instead of the event loop
-        self._process: _Process | None = None
-
-    async def ask(self, given: Json) -> Json:
-        """Return the answer; raises OutOfTime or Refused."""
-        return await _answer_of(self._thread, self._ask, given)
-
-    def start(self) -> None:
-        """Start the process, so that the first request need not wait for it."""
-        self._thread.submit(self._started)
-
-    def close(self) -> None:
-        self._thread.submit(self._end)
-        self._thread.shutdown(wait=False)
-
-    # Called only in the thread.
-
-    def _ask(self, given: Json) -> Any:
-        try:
-            return _exchange(self._started().stream, given)
-        except (OSError, EOFError):  # TimeoutError is an OSError
-            self._end()
-            self.start()  # for the next one
-            raise OutOfTime from None
-        except BaseException:
-            self._end()
-            raise
-
-    def _started(self) -> "_Process":
-        if self._process is None:
-            self._process = _Process(self._module)
-        return self._process
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.end()
-            self._process = None
-
-
 class ForkingProcess:
     """Answers each request in a fork, so that none waits for imports or for another request.
 
@@ -209,12 +162,6 @@ def _exchange(stream: TextIO, given: Json) -> Any:
     if not answer.endswith("\n"):
         raise EOFError
     return json.loads(answer)
-
-
-def serve(answer: Answer, cpu_s: float) -> None:
-    """Answer lines in this process, each within `cpu_s` seconds of processor time."""
-    _limit_memory()
-    _answer_lines(socket.socket(fileno=int(sys.argv[1])), answer, cpu_s)
 
 
 def serve_forks(greet: Answer, answer: Answer, cpu_s: float) -> None:

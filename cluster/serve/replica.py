@@ -73,7 +73,6 @@ class Replica:
                 starting.cancel()
                 await asyncio.wait([starting])
         _service, self.every = await service_of(self.engine, config, adapters, deployed)
-        _service.start()
         forever = export(_service.snapshot), self.every.keep_up()
         self._tasks = [asyncio.create_task(each) for each in forever]
         own = serve.get_replica_context().replica_id.unique_id

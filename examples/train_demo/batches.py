@@ -28,8 +28,8 @@ FIRST = {
     "outside": 0.4, "later": 0.8, "tool": 0.8,
 }  # fmt: skip
 THEN = {
-    "arithmetic": 1.4, "math": 1.8, "code": 2.0, "json": 1.8, "rewriting": 1.6, "turn": 2.4,
-    "outside": 1.0, "later": 2.5, "tool": 5.0,
+    "arithmetic": 1.2, "math": 1.6, "code": 1.6, "json": 2.8, "rewriting": 2.4, "turn": 4.0,
+    "outside": 1.0, "later": 2.0, "tool": 4.0,
 }  # fmt: skip
 FIRST_ROOMS = [0] * 14 + [32] * 4 + [64] * 2  # the least room for an answer, bidirectional
 ROOMS = [0] * 8 + [32] * 6 + [64] * 5 + [96, 128]

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +102,10 @@ def test_the_door_and_each_model_have_a_page(served: Served, path: str) -> None:
     assert at == f"{served.url}{path.removesuffix('/')}/" and "page/app.js" in answer.text
     script = httpx2.get(f"{at}page/app.js")
     assert script.status_code == 200 and "'self'" in script.headers["content-security-policy"]
-    assert '"model": "demo' in unescape(httpx2.get(f"{at}docs").text)
+    assert "url: 'openapi.json'" in httpx2.get(f"{at}docs").text
+    operation = httpx2.get(f"{at}openapi.json").json()["paths"]["/v1/completions"]["post"]
+    example = operation["requestBody"]["content"]["application/json"]["example"]
+    assert example.get("model") == ("demo" if path == "/" else None)
 
 
 def test_it_says_where_each_model_is_that_it_is_a_toy_and_what_to_ask(served: Served) -> None:

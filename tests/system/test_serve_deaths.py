@@ -31,7 +31,7 @@ STREAMS = 4
 READY = [
     "Starting Ray", "Loading demo", "demo is ready at", "Ray is at", "demo is a toy",
     "Prompts to try:", *examples("demo"), "Chat with demo", "Chat in another terminal",
-    "The manual of its API",
+    "Its API is described at",
 ]  # fmt: skip
 LONG: dict[str, Any] = {
     "model": "demo", "max_tokens": 900, "min_tokens": 900,

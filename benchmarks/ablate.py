@@ -129,6 +129,7 @@ def carry_out(
     histories = [list(first) for first in work.firsts]
     rows: list[list[int]] = []
     forwards = cached = asked = 0
+    llm.engine.kv.forget_prefixes()  # those of a setting that shares the engine
     begin = clock.read()
     no_more: list[list[int]] = [[]] * len(histories)
     for added in (no_more, *work.later):

@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import httpx2
@@ -87,18 +86,3 @@ async def all_of(
             return await send(body)
 
     return list(await asyncio.gather(*(one(body) for body in bodies)))
-
-
-async def rate(
-    bodies: list[Json], at_once: int, send: Callable[[Json], Coroutine[Any, Any, Json]]
-) -> float:
-    """Return tokens per second with up to `at_once` requests in flight."""
-    begin = time.perf_counter()
-    answers = await all_of(bodies, at_once, send)
-    seconds = time.perf_counter() - begin
-    return sum(int(answer["usage"]["completion_tokens"]) for answer in answers) / seconds
-
-
-async def served_rate(url: str, bodies: list[Json], at_once: int) -> float:
-    async with client(url) as http:
-        return await rate(bodies, at_once, partial(chat, http))

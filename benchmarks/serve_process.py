@@ -136,6 +136,10 @@ class ServeProcess:
                     found.add((_host(host), int(port, 16)))
         return found
 
+    def processor_seconds(self) -> float:
+        """Return the processor seconds of all processes since they started."""
+        return sum(map(_ticks, self.processes())) / os.sysconf("SC_CLK_TCK")
+
     def busiest(self, name: str, seconds: float = 0.3) -> int:
         """Return the id of the process of this name that uses the most CPU time."""
         pids = [pid for pid, line in self.processes().items() if name in line]

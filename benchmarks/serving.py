@@ -11,7 +11,6 @@ last table has the seconds until a server is ready, its processes, and their sha
 
 import argparse
 import asyncio
-import os
 import re
 import time
 from collections.abc import Callable
@@ -25,7 +24,6 @@ from benchmarks import load, paired
 from benchmarks.serve_process import ServeProcess, serve_process
 
 VARIABLE = re.compile(r"\w+=")
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Turn(NamedTuple):
@@ -34,15 +32,6 @@ class Turn(NamedTuple):
     rate: float  # tokens per second
     thrift: float  # tokens per processor second
     first_s: float  # median seconds to the first text
-
-
-def processor_seconds(server: ServeProcess) -> float:
-    """Return the processor seconds of a server's processes since they started."""
-    ticks = 0
-    for pid in server.processes():
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(words[11]) + int(words[12])
-    return ticks / TICKS
 
 
 def memory_mb(server: ServeProcess) -> float:
@@ -60,9 +49,9 @@ def take(server: ServeProcess, args: argparse.Namespace, at_once: int) -> Turn:
             bodies = load.chats(max(args.requests, at_once), args.max_tokens)
             return await load.all_of(bodies, at_once, partial(load.streamed, http))
 
-    worked, begin = processor_seconds(server), time.perf_counter()
+    worked, begin = server.processor_seconds(), time.perf_counter()
     replies = asyncio.run(work())
-    seconds, worked = time.perf_counter() - begin, processor_seconds(server) - worked
+    seconds, worked = time.perf_counter() - begin, server.processor_seconds() - worked
     tokens = len(replies) * args.max_tokens
     return Turn(tokens / seconds, tokens / worked, median(each.chunks_s[0] for each in replies))
 

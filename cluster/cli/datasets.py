@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from diffray.cluster.cli.flag_records import flag, record
 
-if TYPE_CHECKING:  # help and `bench serve` do not need them
+if TYPE_CHECKING:  # help does not need them
     from diffray.cluster.control.llm import DiffusionLLM
     from diffray.components.params import SamplingParams
 

@@ -73,11 +73,9 @@ class ServeProcess:
         return found
 
     def files(self) -> set[Path]:
-        """Return what the processes keep outside the folder: HAProxy's files, shared memory."""
+        """Return what the processes keep outside the folder: shared memory."""
         found = set()
-        for pid, line in self.processes().items():
-            if named := re.search(r"(/tmp/diffray-haproxy-\w+)/(\w+)/", line):
-                found |= {Path(named[1]), Path("/tmp/haproxy-serve", named[2])}
+        for pid in self.processes():
             with suppress(OSError):
                 for entry in Path(f"/proc/{pid}/maps").read_text().splitlines():
                     if "/dev/shm/" in entry and "(deleted)" not in entry:

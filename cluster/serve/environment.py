@@ -8,22 +8,23 @@ from pathlib import Path
 from diffray.cluster.control.ray_settings import ALONE, set_defaults
 from diffray.cluster.control.ray_settings import SETTINGS as RAY
 from diffray.cluster.serve.address import is_alone
-from diffray.cluster.serve.haproxy import PREFIX_ROUTED, haproxy_settings
-from diffray.cluster.serve.ports import port_settings
 
 API_KEY = "DIFFRAY_API_KEY"  # the variable with API keys, in addition to the command line
 OPERATOR_KEY = "DIFFRAY_OPERATOR_KEY"  # the same for operators' keys
 ROUTES = "DIFFRAY_ROUTES"  # the paths of this server's models, separated by spaces
+PREFIX_ROUTED = "DIFFRAY_PREFIX_ROUTED"  # the same of applications with prefix_routing: their names
 
 SETTINGS = RAY | {
     # Serve kills a replica that fails its health checks instead of waiting for it.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-    # Handles lost replicas, paths that are not ready (503), and misrouted requests.
+    # Handles lost replicas, and paths that are not ready (503).
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.serve.ingress:middlewares",
-    # A proxy is restarted after three failures: after 4.5 s instead of 30 s. A shorter period
-    # would restart HAProxy, and break its connections, when a busy machine reloads it slowly.
+    # A proxy is restarted after three failures: after 4.5 s instead of 30 s.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1.5",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",  # a busy machine needs more than 5
+    # One event loop per process: a chunk of a stream crosses two threads less on its way.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
 
 
@@ -32,18 +33,13 @@ def prepare(address: str) -> None:
     set_defaults(SETTINGS | (ALONE if is_alone(address) else {}))
 
 
-def prepare_server(
-    routes: Collection[str], *, prefix_routed: Collection[str], haproxy: Path | None
-) -> None:
+def prepare_server(routes: Collection[str], prefix_routed: Collection[str]) -> None:
     """Set the variables for starting Ray here, with models at these paths.
 
-    `prefix_routed` are the applications with prefix_routing. `haproxy` is an empty folder for
-    HAProxy's files, if it is used.
+    `prefix_routed` are the applications with prefix_routing.
     """
     own = {ROUTES: " ".join(routes), PREFIX_ROUTED: " ".join(prefix_routed)}
-    set_defaults(SETTINGS | ALONE | own | port_settings())
-    if haproxy:
-        set_defaults(haproxy_settings(haproxy, routes))
+    set_defaults(SETTINGS | ALONE | own)
 
 
 def take_keys(typed: Iterable[str], variable: str) -> list[str]:

@@ -1,9 +1,8 @@
 """A request router that routes by prefix, for handles and for Serve's own proxy."""
 
 from collections.abc import Iterable
+from typing import Any
 
-from ray import cloudpickle
-from ray.serve._private.common import RequestMetadata
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
 
@@ -35,9 +34,8 @@ class PrefixRouter(FIFOMixin, RequestRouter):
         chosen = choose(key, loads)
         return [[named.pop(chosen)], [*named.values()]]
 
-    def _get_pending_request_matching_metadata(
-        self, request_metadata: RequestMetadata | None = None
-    ) -> PendingRequest | None:
+    # Private in Ray: the base class drops all but one of several calls for the same request.
+    def _get_pending_request_matching_metadata(self, request_metadata: Any = None) -> Any:
         """Give the replica to the call that it was chosen for, not to the first waiting call.
 
         Of several calls for the same request, which share an id, the first gets it.
@@ -46,13 +44,9 @@ class PrefixRouter(FIFOMixin, RequestRouter):
 
 
 def router_config() -> RequestRouterConfig:
-    """Return the configuration of a deployment that uses this router.
-
-    It has the default router's name, because Serve refuses any other if HAProxy routes the
-    deployment's HTTP requests. Then this router serves only handles.
-    """
-    pickled = cloudpickle.dumps(PrefixRouter)
-    return RequestRouterConfig.from_serialized_request_router_cls({}, pickled)
+    """Return the configuration of a deployment that uses this router."""
+    chosen: Any = PrefixRouter  # Ray's constructor has no types
+    return RequestRouterConfig(request_router_class=chosen)
 
 
 def _key(request: PendingRequest) -> str | None:

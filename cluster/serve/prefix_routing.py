@@ -2,7 +2,7 @@
 
 A key stands for a prefix. Each key ranks the replicas, as in rendezvous hashing, and a request goes
 to the first one that is not too busy. The rule has no state, so all routing processes agree, and a
-replica that is added or removed moves only its own keys. In HAProxy prefix.lua does the same.
+replica that is added or removed moves only its own keys.
 """
 
 import hashlib

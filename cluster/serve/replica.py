@@ -16,7 +16,7 @@ from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
-from diffray.cluster.serve.haproxy import PREFIX_ROUTED
+from diffray.cluster.serve.environment import PREFIX_ROUTED
 from diffray.cluster.serve.replica_metrics import export
 from diffray.cluster.serve.replicas import About
 from diffray.cluster.serve.with_trainer import Members, Share

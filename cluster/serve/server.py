@@ -16,6 +16,7 @@ from ray._private import worker as _ray_worker
 from ray._private.state import actors
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from diffray.cluster.api.settings import ApiSettings
@@ -32,7 +33,6 @@ from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.capacity import Shortages, pending_reasons
 from diffray.cluster.serve.config_file import Application, Applications, DoorApplication
 from diffray.cluster.serve.ray_session import reports_printed, running_ray
-from diffray.cluster.serve.stand_in import standing_in
 from diffray.cluster.serve.supervisor import Ending
 from diffray.components.checkpoints.demos import description, examples
 
@@ -52,11 +52,7 @@ def run_server(
 ) -> None:
     """Serve until interrupted, then let running requests finish; `checked` waits for the models."""
     ending.limit_s = _END_S + max(each.grace_s for each in applications.all)
-    with (
-        reports_printed(say),
-        running_ray(applications, server, ending, checked),
-        standing_in(server),
-    ):
+    with reports_printed(say), running_ray(applications, server, ending, checked):
         server, starting = start_serve(server)
         with interruptible(ending.stopped):
             try:
@@ -149,7 +145,7 @@ def deploy(
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
-    except RayError as error:
+    except (RayError, RayServeException) as error:
         raise ValueError(f"Ray Serve refused the applications: {first_line(error)}") from None
     wait_for_serve(stopped)
     say(where_ray_is())

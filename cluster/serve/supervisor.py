@@ -2,22 +2,19 @@
 
 The process that the user started, the supervisor, waits for signals and for its child, the server,
 which does all the work. The server has its own session, so a terminal's signals reach only the
-supervisor, not Ray and HAProxy. Both adopt orphans among their descendants, so each can end
+supervisor, not Ray. Both adopt orphans among their descendants, so each can end
 everything it started, and nothing else, by killing its children until it has none.
 """
 
 import ctypes
 import math
 import os
-import shutil
 import signal
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,8 +38,6 @@ def supervised() -> Iterator["Ending"]:
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
         signals.add(signal.SIGHUP)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    # Not in TMPDIR: a socket's path, which includes a node's id, would become too long.
-    folder = Path(tempfile.mkdtemp(prefix="diffray-haproxy-", dir="/tmp"))
     _adopt_orphans()
     others = children()  # children of a shell that replaced itself with this command
     supervisor = os.getpid()
@@ -50,7 +45,7 @@ def supervised() -> Iterator["Ending"]:
     if server:
         try:
             status = _Supervisor(server, signals).run()
-            _clean_up(folder, others)
+            _kill_descendants(others)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise SystemExit(status)
@@ -58,9 +53,9 @@ def supervised() -> Iterator["Ending"]:
     _adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    ending = Ending(folder, supervisor)
+    ending = Ending(supervisor)
     threading.Thread(target=ending.watch, name="ending", daemon=True).start()
-    with _ends_with(partial(_exit, folder=folder)):
+    with _ends_with(_exit):
         yield ending
 
 
@@ -141,8 +136,7 @@ class _Supervisor:
 class Ending:
     """Reasons for the server process to end."""
 
-    def __init__(self, folder: Path, supervisor: int) -> None:
-        self.folder = folder  # for files that are removed at the end
+    def __init__(self, supervisor: int) -> None:
         self.stopped = threading.Event()  # set when the server should end
         self.limit_s = math.inf  # seconds that it has from then on
         self.failure: Callable[[], str | None] = lambda: None  # why the server cannot go on, if so
@@ -164,7 +158,7 @@ class Ending:
             if code < 0:
                 say(f"diffray: a check of the model was killed ({signal.Signals(-code).name})")
             if code:
-                _exit(1, self.folder)
+                _exit(1)
             if then:
                 say(then)
 
@@ -192,7 +186,7 @@ class Ending:
 
     def _end(self, reason: str) -> None:
         say(f"diffray: {reason}")
-        _exit(1, self.folder)
+        _exit(1)
 
 
 def say(line: str) -> None:
@@ -213,18 +207,18 @@ def children() -> set[int]:
     return found
 
 
-def _exit(status: int, folder: Path) -> NoReturn:
+def _exit(status: int) -> NoReturn:
     """End the server process now, without cleanup that could run twice or hang."""
     with suppress(OSError):  # Ray's threads print pages about each process that is killed
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
-    _clean_up(folder)
+    _kill_descendants()
     os._exit(status)
 
 
-def _clean_up(folder: Path, others: Set[int] = frozenset()) -> None:
-    """Kill every descendant except `others`, and remove the folder.
+def _kill_descendants(others: Set[int] = frozenset()) -> None:
+    """Kill every descendant except `others`.
 
     The children of a dead child become this process's own. A child's id is not reused before it is
     waited for here, so no foreign process can be hit.
@@ -236,7 +230,6 @@ def _clean_up(folder: Path, others: Set[int] = frozenset()) -> None:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.01)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _adopt_orphans() -> None:

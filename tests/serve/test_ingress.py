@@ -1,23 +1,20 @@
-"""Around Serve's proxies and replicas: lost replicas, misrouted requests, unknown paths."""
+"""Around Serve's proxies: lost replicas, unknown paths, prefixes."""
 
 import asyncio
 import json
 from typing import Any
 
 import pytest
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from diffray.cluster.serve import ingress
-from diffray.cluster.serve.environment import ROUTES
-from diffray.cluster.serve.haproxy import PREFIX_ROUTED
-from diffray.cluster.serve.ingress import TRIES, Ingress, server_name
+from diffray.cluster.serve.environment import PREFIX_ROUTED, ROUTES
+from diffray.cluster.serve.ingress import TRIES, Ingress
 from diffray.cluster.serve.prefix_routing import prefix_key
 
 BODY = [b'{"prompt": ', b'"hello"}']
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
-OWN = b"SERVE_REPLICA_demo-Replica-abcdefgh"
-NAME = b"x-diffray-server"
 
 
 async def echo(receive: Receive) -> bytes:
@@ -29,9 +26,7 @@ async def echo(receive: Receive) -> bytes:
     return body
 
 
-def ask(
-    app: Any, parts: list[bytes], path: str, headers: Any = (), kind: str = "http"
-) -> list[Message]:
+def ask(app: Any, parts: list[bytes], path: str, headers: Any = ()) -> list[Message]:
     """Send a request in parts, after which the client is gone; return what the app sends."""
     sent: list[Message] = []
     coming = iter(parts)
@@ -44,7 +39,7 @@ def ask(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope = {"type": kind, "method": "POST", "path": path, "headers": list(headers)}
+    scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
     asyncio.run(app(scope, receive, send))
     return sent
 
@@ -127,95 +122,51 @@ def test_a_request_whose_client_is_gone_is_not_retried() -> None:
 
 
 class Serve:
-    """Answers as Serve's proxy does; keeps the headers that it was sent."""
+    """Answers as Serve's proxy does."""
 
-    def __init__(self, *, healthy: bool = True, answer: Response | None = None) -> None:
-        self.healthy, self.answer = healthy, answer
-        self.headers: list[tuple[bytes, bytes]] = []
+    def __init__(self, answer: Response | None = None) -> None:
+        self.answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.headers = scope["headers"]
         path, scope["path"] = scope["path"], "changed"
-        if path == "/-/healthz":
-            answer: Response = PlainTextResponse("", 200 if self.healthy else 503)
-        else:
-            text = f"Path '{path}' not found. Ping http://.../-/routes for available routes."
-            answer = self.answer or PlainTextResponse(text, 404)
-        await answer(scope, receive, send)
+        text = f"Path '{path}' not found. Ping http://.../-/routes for available routes."
+        await (self.answer or PlainTextResponse(text, 404))(scope, receive, send)
 
 
-def answer_of(app: Any, path: str = "/", headers: Any = ()) -> tuple[int, Any, dict[str, str]]:
-    start, *bodies = ask(app, [b""], path, headers)
+def answer_of(app: Any, path: str = "/") -> tuple[int, Any, dict[str, str]]:
+    start, *bodies = ask(app, [b""], path)
     text = b"".join(message["body"] for message in bodies).decode()
     named = {name.decode().lower(): value.decode() for name, value in start["headers"]}
     return start["status"], json.loads(text) if "json" in named["content-type"] else text, named
 
 
-def test_names_are_those_that_serve_gives_to_haproxy() -> None:
-    from ray.serve._private.haproxy import HAProxyManager
-
-    manager: Any = HAProxyManager  # which ray.remote has made something else of
-    serves = manager.__ray_metadata__.modified_class.get_safe_name
-    for name in (
-        "SERVE_REPLICA::demo#Replica#abcdefgh",
-        "SERVE_REPLICA::org/model-1.5 \u00e9#Replica#x",
-        "SERVE_PROXY_ACTOR-fallback-0123",
-    ):
-        assert server_name(name) == serves(name)
-
-
-@pytest.mark.parametrize("path", ["/v1/models", "/-/healthz", "/-/routes"])
-def test_a_misrouted_request_is_refused(path: str) -> None:
-    serve = Serve()
-    app = Ingress(serve, OWN)
-    for others in ([(NAME, b"other")], [(NAME, OWN), (NAME, b"other")], [(NAME, b"")]):
-        status, body, headers = answer_of(app, path, others)
-        assert status == 503 and headers["retry-after"] == "2"
-        assert body["error"]["code"] == "engine_unavailable"
-    closed = [{"type": "websocket.close"}]
-    assert ask(app, [b""], path, [(NAME, b"other")], "websocket") == closed
-    assert serve.headers == []
-
-
-def test_a_request_for_this_replica_passes_without_the_header() -> None:
-    for name, given in (
-        (OWN, [(NAME, OWN)]),
-        (OWN, []),  # sent without HAProxy, from the same machine
-        (None, [(NAME, b"from a client")]),  # there is no HAProxy
-    ):
-        serve = Serve(answer=PlainTextResponse("hello"))
-        found = answer_of(Ingress(serve, name), headers=[*given, (b"a", b"b")])
-        assert found[:2] == (200, "hello") and serve.headers == [(b"a", b"b")]
-
-
 @pytest.mark.parametrize(
-    ("path", "healthy", "routes", "status"),
+    ("path", "routes", "status"),
     [
-        ("/demo", True, "/demo /other", 503),  # it ends
-        ("/demo/v1/models", True, "/demo /other", 503),
-        ("/demos", False, "/demo /other", 404),
-        ("/any", True, "/", 503),
-        ("/any", False, "", 503),  # it does not know its routes yet
-        ("/any", True, "", 404),
-        ("/-/routes", True, "/", 404),
+        ("/demo", "/demo /other", 503),  # it ends
+        ("/demo/v1/models", "/demo /other", 503),
+        ("/demos", "/demo /other", 404),
+        ("/any", "/", 503),
+        ("/-/routes", "/", 404),
+        ("/-/routes", "", 404),
     ],
 )
 def test_a_path_that_leads_to_a_model_is_never_unknown(
-    path: str, healthy: bool, routes: str, status: int, monkeypatch: pytest.MonkeyPatch
+    path: str, routes: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ROUTES, routes)
-    found, body, headers = answer_of(Ingress(Serve(healthy=healthy)), path)
+    found, body, headers = answer_of(Ingress(Serve()), path)
     code = "engine_unavailable" if status == 503 else "not_found"
     assert (found, body["error"]["code"]) == (status, code)
     assert ("retry-after" in headers) == (status == 503)
 
 
 def test_an_applications_own_404_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = JSONResponse({"error": "no such model"}, 404)
     monkeypatch.setenv(ROUTES, "/")
-    for answer in (PlainTextResponse("Path of mine", 404), Response(status_code=404)):
-        answer.headers["content-type"] = "text/plain"
-        text = bytes(answer.body).decode()
-        assert answer_of(Ingress(Serve(answer=answer)))[:2] == (404, text)
+    assert answer_of(Ingress(Serve(own)))[:2] == (404, {"error": "no such model"})
+    monkeypatch.delenv(ROUTES)
+    assert answer_of(Ingress(Serve()))[0] == 404  # the paths are not known here
 
 
 SESSION, KEY = b"x-session-id", str(prefix_key({"prompt": "hello"})).encode()
@@ -223,12 +174,11 @@ LARGE = [b'{"prompt": "', *([b"x" * 100_000] * 12), b'"}']
 
 
 NO_JSON = [b"{"], [b""], [b"\xff"], [b"7"], [b"[" * 9999]
-# The parts of a body, the session ids of the client, this replica's name; the ids passed on.
-PREFIXES: list[tuple[list[bytes], list[bytes], bytes | None, list[bytes]]] = [
-    (BODY, [], None, [KEY]),
-    (BODY, [b"mine"], None, [b"mine"]),
-    (BODY, [], OWN, []),  # HAProxy routes it
-    *((parts, [], None, []) for parts in (*NO_JSON, LARGE)),
+# The parts of a body, and the session ids of the client; the ids passed on.
+PREFIXES: list[tuple[list[bytes], list[bytes], list[bytes]]] = [
+    (BODY, [], [KEY]),
+    (BODY, [b"mine"], [b"mine"]),
+    *((parts, [], []) for parts in (*NO_JSON, LARGE)),
 ]
 
 
@@ -240,6 +190,6 @@ def test_a_prefix_becomes_a_session_unless_there_is_one(monkeypatch: pytest.Monk
         found.append((await echo(receive), [v for n, v in scope["headers"] if n == SESSION]))
         await PlainTextResponse("ok")(scope, receive, send)
 
-    for parts, given, name, sessions in PREFIXES:
-        ask(Ingress(proxy, name), parts, "/v1", [(SESSION, each) for each in given])
+    for parts, given, sessions in PREFIXES:
+        ask(Ingress(proxy), parts, "/v1", [(SESSION, each) for each in given])
         assert found.pop() == (b"".join(parts), sessions)

@@ -2,11 +2,9 @@
 
 import random
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from diffray.cluster.serve import haproxy
 from diffray.cluster.serve.prefix_routing import FACTOR, HEAD, SLACK, choose, prefix_key
 
 SYSTEM = {"role": "system", "content": "Be brief. " * 300}  # longer than what of others counts
@@ -112,11 +110,6 @@ async def test_calls_of_a_handle_go_by_their_prompts() -> None:
         assert await candidates("ask", "chat", body) == expected
         assert await candidates("ask_stream", "stream_chat", body) == expected
     assert await candidates("ask", "tokenizer_info", None) == [*idle(8)]
-
-
-def test_haproxy_goes_by_the_same_numbers() -> None:
-    lua = Path(haproxy.__file__).with_name("prefix.lua").read_text()
-    assert f"\nlocal HEAD, SLACK, FACTOR = {HEAD}, {SLACK}, {FACTOR}\n" in lua
 
 
 def idle(count: int) -> dict[str, int]:

@@ -26,7 +26,6 @@ supervisor.SAME_S = {same}
 with supervisor.supervised() as ending:
     subprocess.run(["sh", "-c", "setsid sleep 300 </dev/null >/dev/null 2>&1 & echo started $!"])
     def stop(): signal.signal(signal.SIGINT, lambda number, frame: ending.stopped.set())
-    print("folder", ending.folder, flush=True)
     input()
     {body}
 """
@@ -36,7 +35,6 @@ with supervisor.supervised() as ending:
 class Command:
     process: subprocess.Popen[str]
     orphan: int
-    folder: Path
     server: int
 
     def tell(self, number: Signals) -> None:
@@ -50,7 +48,6 @@ class Command:
         """Wait for its end, after which nothing is left; it has said so many sentences, so."""
         assert self.process.wait(SLOW) == status
         wait_until(lambda: not any(map(alive, (self.server, self.orphan))))
-        wait_until(lambda: not self.folder.exists())
         assert self.process.stderr is not None
         lines = self.process.stderr.read().splitlines()
         assert len(lines) == len(words), lines
@@ -72,11 +69,11 @@ def command(body: str, *before: str, same: float = 1.0) -> Iterator[Command]:
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdin is not None
-        words = process.stdout.readline().split() + process.stdout.readline().split()
-        assert words[::2] == ["started", "folder"], words
+        word, orphan = process.stdout.readline().split()
+        assert word == "started"
         mine = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        found = Command(process, int(words[1]), Path(words[3]), int(mine[0]))
-        assert alive(found.orphan) and found.folder.is_dir()
+        found = Command(process, int(orphan), int(mine[0]))
+        assert alive(found.orphan)
         process.stdin.write("go on\n")
         process.stdin.flush()
         try:

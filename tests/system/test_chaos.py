@@ -17,12 +17,12 @@ def test_make_chaos_has_every_fault() -> None:
     """Those that a server survives, and those that end it, among them a full disk."""
     count = re.search(r"tools.chaos --faults (\d+)", (ROOT / "Makefile").read_text())
     assert count is not None and {fault.kind for fault in schedule(int(count[1]), 7)} == set(KINDS)
-    parts = "rank coordinator replica haproxy manager controller raylet gcs parent".split()
+    parts = "rank coordinator replica proxy controller raylet gcs parent".split()
     assert {f"kill {part}" for part in parts} <= {*KINDS, *terminal.KINDS}
     assert {"fill disk", "hang up"} <= set(terminal.KINDS)
 
 
-@pytest.mark.parametrize(("part", "most"), [("rank", 0.02), ("haproxy", 0.1)])
+@pytest.mark.parametrize(("part", "most"), [("rank", 0.02), ("proxy", 0.1)])
 def test_memory_may_grow_by_so_much(part: str, most: float) -> None:
     for grown, count in ((most - 0.001, 0), (most + 0.001, 1)):
         sizes = [*[1000.0] * 60, *[1000.0 * (1 + grown)] * 20]

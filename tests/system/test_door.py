@@ -246,7 +246,7 @@ def test_a_lost_replica_s_answers_come_from_another(served: Served) -> None:
     texts = served.long_texts
     served.wait_for_load(running=0)
     with ThreadPoolExecutor(9) as pool:
-        ways = ("", "/demo") * 2  # the door asks again, or HAProxy
+        ways = ("", "/demo") * 2  # the door asks again, or the proxy
         whole = [pool.submit(served.post, "demo", way, **LONG["demo"]) for way in ways]
         streams = [pool.submit(served.streamed, "demo") for _ in range(4)]
         other = pool.submit(served.streamed, "demo-llada2")

@@ -1,9 +1,8 @@
-"""The page of a real server in a browser: two replicas behind HAProxy, below a path prefix."""
+"""The page of a real server in a browser: two replicas, below a path prefix."""
 
 import json
 import os
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -22,10 +21,6 @@ def test_an_answer_outlives_a_rank_and_says_that_its_replica_is_lost(served: Ser
     words = "; 1 request continues on a new worker group"
     continued = served.said.count(words)
     with chromium() as tab:
-        end = time.monotonic() + 60
-        while not any("haproxy" in line for line in served.processes().values()):
-            assert time.monotonic() < end, served.processes()  # one replaces another meanwhile
-            time.sleep(0.1)
         page = opened(tab, f"{served.url}/demo")
         page.click("#key input")
         page.type(KEY)

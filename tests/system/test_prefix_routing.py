@@ -12,9 +12,8 @@ from ray import serve
 from ray.serve.context import _set_request_context
 
 from benchmarks.local_ray import local_cluster
-from benchmarks.serve_process import serve_process
 from diffray.cluster.serve.config_file import applications
-from diffray.cluster.serve.haproxy import PREFIX_ROUTED
+from diffray.cluster.serve.environment import PREFIX_ROUTED
 from diffray.cluster.serve.prefix_routing import SLACK
 from diffray.cluster.serve.server import remove
 from tests.helpers.nodes import serving, start
@@ -77,15 +76,8 @@ def asking(url: str) -> Any:
     return ask
 
 
-def test_turns_find_their_prefix_behind_haproxy() -> None:
-    flags = "--replicas 3 --prefix-routing --max-num-seqs 8 --cpu-threads 1 --device cpu"
-    with serve_process(MODEL, *flags.split()) as served:
-        served.wait_for(" is ready at ", 1)
-        assert hit_rate(asking(served.url), seed=2) > 0.9
-
-
 @pytest.fixture(scope="module")
-def behind_python() -> Iterator[str]:
+def url() -> Iterator[str]:
     wanted = applications(
         {
             "model_loading_config": {"model_id": MODEL},
@@ -100,11 +92,11 @@ def behind_python() -> Iterator[str]:
         remove(wanted)
 
 
-def test_turns_find_their_prefix_behind_serves_own_proxy(behind_python: str) -> None:
-    assert hit_rate(asking(behind_python), seed=5) > 0.9
+def test_turns_find_their_prefix(url: str) -> None:
+    assert hit_rate(asking(url), seed=5) > 0.9
 
 
-def test_turns_find_their_prefix_through_handles(behind_python: str) -> None:
+def test_turns_find_their_prefix_through_handles(url: str) -> None:
     handle: Any = serve.get_app_handle(MODEL)
 
     def ask(messages: list[Json]) -> Json:
@@ -117,7 +109,7 @@ def test_turns_find_their_prefix_through_handles(behind_python: str) -> None:
     assert hit_rate(ask_as_doors_do, seed=7) > 0.9
 
 
-async def test_calls_on_behalf_of_one_request_all_find_a_replica(behind_python: str) -> None:
+async def test_calls_on_behalf_of_one_request_all_find_a_replica(url: str) -> None:
     """They share the id by which Serve finds the calls that wait for a replica."""
     handle: Any = serve.get_app_handle(MODEL)  # a new one, which waits to be told of replicas
     asked = [conversation[1:] for conversation in conversations(seed=8)[:8]]

@@ -1,4 +1,4 @@
-"""`diffray serve` on a cluster of others, and without HAProxy."""
+"""`diffray serve` on a cluster of others, and behind HAProxy."""
 
 import os
 import subprocess
@@ -94,10 +94,12 @@ def test_a_cluster_of_others_serves_and_lives_on(cluster: str, tmp_path: Path) -
     assert ray.cluster_resources()["CPU"] == 4, "the cluster is not ours to end"
 
 
-def test_without_haproxy_an_answer_has_one_request_id_too() -> None:
-    with serve_process("demo", "--device", "cpu", "--no-haproxy") as served:
+@pytest.mark.parametrize("haproxy", [False, True])
+def test_an_answer_has_one_request_id_behind_either_proxy(haproxy: bool) -> None:
+    settings = {"RAY_SERVE_ENABLE_HA_PROXY": "1"} if haproxy else {}
+    with serve_process("demo", "--device", "cpu", settings=settings) as served:
         served.wait_for(" is ready at ", 1)
-        assert not any("bin/haproxy" in line for line in served.processes().values())
+        assert any("bin/haproxy" in line for line in served.processes().values()) == haproxy
         for given in (dict[str, str](), {"X-Request-Id": "mine-7"}):
             answer = httpx2.get(f"{served.url}/v1/models", headers=given)
             (request_id,) = answer.headers.get_list("x-request-id")

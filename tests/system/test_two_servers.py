@@ -25,7 +25,6 @@ KEY = "a-key"
 BODY = json.dumps({"prompt": "hello", "max_tokens": 8})
 ASKED = {("POST", "/v1/completions"): BODY, ("GET", "/v1/models"): None, ("GET", "/metrics"): None}
 SHARED = {52365}  # Ray's dashboard agent has no other port; it asks for Ray's token
-HAPROXY = "bin/haproxy"
 
 
 class Answer(NamedTuple):
@@ -99,7 +98,6 @@ def check(answers: list[Answer], own: str, other: str) -> None:
 def test_no_port_is_shared(servers: tuple[ServeProcess, ServeProcess]) -> None:
     one, two = ({port for _, port in each.listening()} - SHARED for each in servers)
     assert not one & two
-    assert not (one | two) & {8404, 8500, 9101, 9500, 44217, 44227, *range(30000, 31000)}
     for each in servers:
         assert [host for host, _ in each.listening() if host != "127.0.0.1"] == ["::"]
 
@@ -115,9 +113,7 @@ def longest_refusal(answers: list[Answer]) -> float:
     return longest
 
 
-@pytest.mark.parametrize(
-    "name", ["ray::ServeReplica", HAPROXY, "ray::HAProxyManager", "ray::ProxyActor"]
-)
+@pytest.mark.parametrize("name", ["ray::ServeReplica", "ray::ProxyActor"])
 def test_deaths_mix_up_no_clients(servers: tuple[ServeProcess, ServeProcess], name: str) -> None:
     one, two = servers
     with asking(one) as ones, asking(two, KEY) as twos:

@@ -8,8 +8,7 @@ KINDS: dict[str, tuple[int, tuple[float, float]]] = {
     "kill rank": (5, (0, 0)),
     "kill coordinator": (3, (0, 0)),
     "kill replica": (2, (0, 0)),
-    "kill haproxy": (1, (0, 0)),
-    "kill manager": (1, (0, 0)),
+    "kill proxy": (2, (0, 0)),
     "kill controller": (1, (0, 0)),
     "pause rank": (3, (0.5, 2.5)),
     "pause coordinator": (2, (0.5, 2.5)),
@@ -21,7 +20,7 @@ KINDS: dict[str, tuple[int, tuple[float, float]]] = {
     "leave": (2, (0, 0)),
 }
 # Those that break connections, and for how many seconds one may still be given to what is lost.
-CUTS = {"kill replica": 3.0, "hang replica": 15.0, "kill haproxy": 3.0, "kill manager": 3.0}
+CUTS = {"kill replica": 3.0, "hang replica": 15.0, "kill proxy": 15.0}
 _TWICE = 0.15  # of the faults come while the one before is being mended
 
 

@@ -37,7 +37,7 @@ class Neighbour:
 
     async def _ask_on(self, other_url: str, tally: Tally) -> None:
         number = 0
-        # HAProxy closes an idle connection after some seconds, perhaps as a request is sent on it.
+        # A proxy closes an idle connection after some seconds, perhaps as a request is sent on it.
         limits = httpx2.Limits(max_keepalive_connections=0)
         async with httpx2.AsyncClient(timeout=60, limits=limits) as http:
             while True:

@@ -1,7 +1,7 @@
 """Hours in minutes: `python -m tools.chaos.soak --minutes 20 --report soak.json`.
 
 The same checked clients as under chaos, and no faults: the memory of diffray's own processes must
-be flat within 2 % after the warm-up, that of Ray's and HAProxy within 10 %, and the GCS's below a
+be flat within 2 % after the warm-up, that of Ray's within 10 %, and the GCS's below a
 bound; latency must not drift, and all pages must be back at the end. Ends with status 1 where that
 does not hold.
 """
@@ -23,7 +23,7 @@ from tools.chaos.workload import Question, questions
 _EACH_S = 5.0  # between samples of the memory
 WARM = 0.25  # of the time until the memory counts
 FLAT = 0.02  # by which the memory of a rank, a coordinator or a replica may grow
-FLAT_OTHERS = 0.1  # the same of Ray's processes and HAProxy
+FLAT_OTHERS = 0.1  # the same of Ray's processes
 MOST_GCS = 512 << 20  # it remembers Ray's last 100,000 calls, and grows until it has seen as many
 DRIFT = 0.1  # by which the second half's median latency may exceed the first's
 

@@ -18,8 +18,7 @@ from tools.chaos.faults import Fault
 # Ray's log monitor keeps the logs of the dead open, up to 200.
 KEEPS_LOGS = "log_monitor.py"
 PARTS = {"rank": "ray::Worker", "coordinator": "ray::Coordinator", "replica": "ray::ServeReplica"}
-SERVE = {"manager": "ray::HAProxyManager", "controller": "ray::ServeController"}
-HAPROXY = re.compile(r"\S*/haproxy ")  # the process itself; one that drains may live beside it
+SERVE = {"proxy": "ray::ProxyActor", "controller": "ray::ServeController"}
 NAMES = PARTS | SERVE
 RAY = {"gcs": "/gcs/gcs_server ", "raylet": "/raylet/raylet "}
 SHARED = Path("/dev/shm")
@@ -100,7 +99,7 @@ class System:
         """Return the open files of the processes that no fault hits: name and number."""
         found = {}
         for pid, line in self.served.processes().items():
-            hit = any(_is(part, line) for part in [*NAMES, "haproxy"])
+            hit = any(_is(part, line) for part in NAMES)
             if not hit and not line.startswith("ray::IDLE") and KEEPS_LOGS not in line:
                 with suppress(OSError):
                     found[pid] = line[:120], len(os.listdir(f"/proc/{pid}/fd"))
@@ -109,7 +108,7 @@ class System:
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each part, all its processes together."""
         found: Counter[str] = Counter()
-        for part in (*NAMES, *RAY, "haproxy"):
+        for part in (*NAMES, *RAY):
             for pid in self.pids(part):
                 with suppress(OSError, IndexError):
                     text = Path(f"/proc/{pid}/statm").read_text()
@@ -160,8 +159,6 @@ def leftovers(served: ServeProcess, shared_before: set[str]) -> list[str]:
 
 def _is(part: str, line: str) -> bool:
     """Whether a command line is a process of this part."""
-    if part == "haproxy":
-        return HAPROXY.match(line) is not None
     if part in RAY:
         return RAY[part] in f"{line} "
     return line.startswith(NAMES[part])

@@ -6,7 +6,6 @@ command itself is, its terminal is closed, or its temporary folder is full when 
 
 import asyncio
 import os
-import re
 import shutil
 import signal
 import socket
@@ -28,7 +27,6 @@ from tools.chaos.workload import Client, Question, Tally, questions
 KINDS = ("kill raylet", "kill gcs", "kill parent", "hang up", "fill disk")
 _STREAMS = 6
 _WATCHED_S = 90.0  # for a server that did not end in time to show whether it has healed
-_PROXY_FOLDER = re.compile(r"/tmp/diffray-haproxy-[^/ ]+")
 _DISK = "64m"  # of a temporary folder that becomes full
 
 
@@ -63,13 +61,11 @@ class Traces:
 
     shared: set[str]  # shared memory that was there before it
     processes: dict[int, int | None] = field(default_factory=dict)  # and when they started
-    folders: set[Path] = field(default_factory=set)  # of its proxy
 
     def add(self, system: System) -> None:
         """Remember what there is of it now."""
-        for pid, line in system.served.processes().items():
+        for pid in system.served.processes():
             self.processes[pid] = started(pid)
-            self.folders |= {Path(found) for found in _PROXY_FOLDER.findall(line)}
 
     def left(self, system: System) -> list[str]:
         """Return what is left of it."""
@@ -77,7 +73,6 @@ class Traces:
         self.add(system)
         found = [f"process {pid}: {line}" for pid in self._living() if (line := _line(pid))]
         found += [f"shared memory {name}" for name in sorted(shared_left(self.shared))]
-        found += [str(folder) for folder in sorted(self.folders) if folder.exists()]
         try:
             socket.create_server(("127.0.0.1", system.served.port)).close()
         except OSError:
@@ -89,8 +84,6 @@ class Traces:
         for pid in self._living():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for folder in self.folders:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _living(self) -> list[int]:
         return [pid for pid, begin in self.processes.items() if begin == started(pid) is not None]

@@ -104,7 +104,7 @@ class Terminal:
         self.press_ctrl_c()
 
     def left(self) -> list[str]:
-        """Return what is still there: processes, the port, HAProxy's files."""
+        """Return what is still there: processes, the port."""
         found = [f"{pid}: {line[:80]}" for pid, line in self.served.processes().items()]
         try:
             socket.create_server(("127.0.0.1", self.served.port)).close()
@@ -125,9 +125,6 @@ ENDINGS: dict[str, Callable[[Terminal], None]] = {
 
 def end(terminal: Terminal, way: Callable[[Terminal], None]) -> None:
     """End a server while a client asks it; nothing may be left, and nothing alarming printed."""
-    files = set(Path("/tmp").glob("diffray-haproxy-*"))
-    names = " ".join(terminal.served.processes().values())
-    mine = {file for file in files if str(file) in names}
     stop = threading.Event()
     client = threading.Thread(target=_keep_asking, args=(terminal.served.url, stop), daemon=True)
     client.start()
@@ -135,7 +132,7 @@ def end(terminal: Terminal, way: Callable[[Terminal], None]) -> None:
     try:
         way(terminal)
         limit = time.monotonic() + END_S
-        while left := terminal.left() + [str(file) for file in mine if file.exists()]:
+        while left := terminal.left():
             assert time.monotonic() < limit, f"left after {END_S:g} s: {'; '.join(left)}"
             time.sleep(0.2)
     finally:

@@ -3,6 +3,7 @@
 `system` is the root of the machine's files; only tests pass anything but "/".
 """
 
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,3 +61,16 @@ def _words(path: Path) -> list[str]:
 def _lines(path: Path) -> list[str]:
     """Return the file's lines; none if it does not exist, which means there is no limit."""
     return path.read_text().splitlines() if path.is_file() else []
+
+
+def nvidia_gpus() -> int:
+    """Return the number of this machine's GPUs, as NVIDIA's driver counts them."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_uint()
+    if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return 0
+    library.nvmlShutdown()
+    return count.value

@@ -1,4 +1,4 @@
-"""`diffray chat`, `diffray batch` and `diffray status`: the commands for a running server."""
+"""`diffray chat` and `diffray batch`: the commands for a running server."""
 
 from pathlib import Path
 from typing import Annotated
@@ -103,14 +103,3 @@ def batch(
             f"{failed} of {counted(summary.requests, 'request')} failed; {target} says why; to "
             "retry a request, delete its line there and run again"
         )
-
-
-def status(
-    address: Annotated[
-        str, typer.Option(help="HOST:PORT of a Ray cluster; auto: yours on this machine.")
-    ] = "auto",
-) -> None:
-    """Show a Ray cluster's models, replicas and pending resources."""
-    from diffray.cluster.cli.status import cluster_status
-
-    typer.echo(cluster_status(address))

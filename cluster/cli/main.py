@@ -87,13 +87,6 @@ _add(
 )
 _add(
     _INSPECT,
-    "client_commands.status",
-    "Show a Ray cluster's models, replicas and pending resources.",
-    "diffray status",
-    "diffray status --address HOST:6379",
-)
-_add(
-    _INSPECT,
     "doctor.doctor",
     "Check this machine, and on a GPU the kernels for a model.",
     "diffray doctor",

@@ -1,18 +1,13 @@
 """What the Ray actors of a replica share: names, forced ends, error texts, announcements."""
 
-import asyncio
+import os
 import secrets
-from functools import partial
-from typing import Any
 
 import ray
-from ray._private import worker as _ray_worker
-from ray._private.utils import publish_error_to_driver
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from diffray.workers.process import Process, kill
 
-ANNOUNCED = "diffray: "  # the start of announcements
 DIED = "died; its node's log may say why (killed, out of memory)"
 
 
@@ -51,15 +46,10 @@ def first_line(error: BaseException) -> str:
 
 
 def announce(model: str, text: str) -> None:
-    """Print a line on the terminals of the cluster's drivers, such as `diffray serve`.
-
-    Called on an event loop, which does not wait for it.
-    """
-    if ray.is_initialized():
-        worker: Any = _ray_worker.global_worker
-        line = f"{ANNOUNCED}{short_name(model)}: {text}"
-        publish = partial(publish_error_to_driver, "diffray", line, worker.gcs_client)
-        asyncio.get_running_loop().run_in_executor(None, publish)
+    """Print a line, which Ray shows on the terminal of `diffray serve`."""
+    os.write(
+        1, f"{short_name(model)}: {text}\n".encode()
+    )  # Serve takes over a replica's sys.stdout
 
 
 def continuing(requests: int) -> str:

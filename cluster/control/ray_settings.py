@@ -5,6 +5,7 @@ Ray reads them when it is first imported, so this module imports Ray late.
 
 import logging
 import os
+import secrets
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,23 +29,19 @@ def set_defaults(settings: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
-def start_ray_here(**options: Any) -> None:
-    """Start a Ray on this machine, with a token that only this user can read."""
+def start_ray_here(**options: Any) -> Any:
+    """Start Ray on this machine, with a token that only this user can read; return its context."""
     import ray
-    from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
 
-    logging.getLogger(ensure_token_if_auth_enabled.__module__).setLevel(logging.WARNING)
-    before = os.umask(0o077)  # Ray creates a missing token with default permissions
-    try:
-        ensure_token_if_auth_enabled()
-    finally:
-        os.umask(before)
-    token = Path.home() / ".ray/auth_token"
-    if token.exists():  # perhaps from an earlier Ray
-        token.chmod(0o600)
+    token = Path.home() / ".ray/auth_token"  # where Ray looks for one
+    token.parent.mkdir(exist_ok=True)
+    if not token.exists():  # Ray would create it with default permissions
+        token.touch(0o600)
+        token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)  # perhaps it is from an earlier Ray
     children = _children()
     try:
-        ray.init(address="local", **options)
+        return ray.init(address="local", **options)
     except Exception as error:  # Ray has no type for it
         if "timed out during startup" not in str(error):
             raise
@@ -55,7 +52,7 @@ def start_ray_here(**options: Any) -> None:
                 if package in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
-        ray.init(address="local", **options)
+        return ray.init(address="local", **options)
 
 
 def _children() -> set[int]:

@@ -40,7 +40,6 @@ class Restarts:
         `useful` is whether the last start led to any work.
         """
         while True:
-            log.error("%s failed: %s", self.name, reason)
             pause = self.pause(time.monotonic(), useful=useful)
             if pause is None:
                 return (
@@ -53,6 +52,7 @@ class Restarts:
                 return None
             except EngineFailed as error:
                 reason, useful = str(error), False
+                log.error("%s failed again: %s", self.name, reason)
 
     def started(self, took: float) -> None:
         if self._lost_at is None:

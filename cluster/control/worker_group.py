@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray._private.state import actors
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -142,10 +141,12 @@ class WorkerGroup:
 
     async def _death_of(self, rank: int) -> None:
         """Wait until Ray knows that a rank is dead."""
-        name = self.workers[rank]._actor_id.hex()
         while True:
-            found = await asyncio.to_thread(actors, name)
-            if not found or found["State"] == "DEAD":
+            try:
+                await self.workers[rank].__ray_ready__.remote()  # after its loop, if it lives
+            except ActorUnavailableError:
+                pass
+            except RayActorError:
                 return
             await asyncio.sleep(_LOOK_S)
 

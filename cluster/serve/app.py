@@ -19,6 +19,7 @@ from diffray.cluster.serve.door import DoorReplica, current_door
 from diffray.cluster.serve.door_config import DoorConfig, door_config
 from diffray.cluster.serve.replica import Replica, current_service
 from diffray.components.checkpoints.demos import description, examples
+from diffray.components.container import nvidia_gpus
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -86,7 +87,4 @@ def with_device(config: AppConfig) -> AppConfig:
         return config
     if ray.is_initialized():
         return config.on(device_of_cluster())
-    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
-
-    gpus = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
-    return config.on("cuda" if gpus else "cpu")
+    return config.on("cuda" if nvidia_gpus() else "cpu")

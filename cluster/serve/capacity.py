@@ -13,20 +13,18 @@ class ClusterNodes(NamedTuple):
     """The live nodes' resources."""
 
     total: tuple[Resources, ...]
-    free: tuple[Resources, ...]
+    free: Resources  # of all nodes together
 
 
 def pending_reasons() -> list[str]:
     """Return what each pending placement group of the connected cluster waits for."""
     import ray
-    from ray._private.state import state
     from ray.util.placement_group import placement_group_table
 
     groups = placement_group_table().values()
     waiting = [g for g in groups if g["state"] in ("PENDING", "PREPARED", "RESCHEDULING")]
-    total = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    free = state.available_resources_per_node()
-    nodes = ClusterNodes(tuple(total.values()), tuple(free.get(node, {}) for node in total))
+    total = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
+    nodes = ClusterNodes(total, ray.available_resources())
     return [shortage(list(g["bundles"].values()), g["strategy"], nodes) for g in waiting]
 
 
@@ -54,7 +52,7 @@ def shortage(bundles: Sequence[Resources], strategy: str, nodes: ClusterNodes) -
     needs = f"a replica needs {in_words(names, bundles)}"
     has = (
         f"the cluster has {in_words(names, nodes.total)} on {count} node{'s' * (count != 1)}, "
-        f"of which {in_words(names, nodes.free)} free"
+        f"of which {in_words(names, [nodes.free])} free"
     )
     if strategy != "STRICT_PACK":
         return f"{needs} ({strategy}), and {has}"

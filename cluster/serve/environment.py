@@ -39,7 +39,8 @@ def prepare_server(routes: Collection[str], prefix_routed: Collection[str]) -> N
     `prefix_routed` are the applications with prefix_routing.
     """
     own = {ROUTES: " ".join(routes), PREFIX_ROUTED: " ".join(prefix_routed)}
-    set_defaults(SETTINGS | ALONE | own)
+    quiet = {"RAY_SERVE_LOG_TO_STDERR": "0"}  # to its files, not to the terminal
+    set_defaults(SETTINGS | ALONE | own | quiet)
 
 
 def take_keys(typed: Iterable[str], variable: str) -> list[str]:

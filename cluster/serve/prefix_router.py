@@ -52,9 +52,6 @@ def router_config() -> RequestRouterConfig:
 def _key(request: PendingRequest) -> str | None:
     if request.metadata.session_id:
         return str(request.metadata.session_id)
-    named = request.metadata.call_method in (
-        "ask",
-        "ask_stream",
-    )  # the first argument is a method's name
+    named = request.metadata.call_method == "ask"  # its first argument is a method's name
     given: Iterable[object] = (*request.args[named : named + 1], *request.kwargs.values())
     return next((key for each in given if (key := prefix_key(each)) is not None), None)

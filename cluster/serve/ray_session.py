@@ -4,25 +4,24 @@ import contextlib
 import logging
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import ray
-from ray._private import worker as _ray_worker
-from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
-from ray._private.state import actors
 
-from diffray.cluster.control.actors import ANNOUNCED
 from diffray.cluster.control.ray_settings import start_ray_here
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.app import with_device
 from diffray.cluster.serve.capacity import in_words
 from diffray.cluster.serve.config_file import Applications
 from diffray.cluster.serve.deployment import resources, threads_of_ranks
-from diffray.cluster.serve.supervisor import Ending
+from diffray.cluster.serve.supervisor import Ending, children, is_running
 from diffray.components.container import usable_cores
+
+_PARTS: Final = ("gcs_server", "raylet")  # without them the server cannot go on
+_LOGS: Final = "/tmp/ray/session_latest/logs"
 
 
 @contextlib.contextmanager
@@ -31,18 +30,17 @@ def running_ray(
     server: Server,
     ending: Ending,
     checked: Callable[[], None],
-) -> Iterator[None]:
+) -> Iterator[Any]:
     """Connect to the cluster, or start one on this machine and end it afterwards.
 
     `checked` waits until the models have been checked, too.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     try:
         if server.address is not None:
-            ray.init(address=server.address, **quiet)
+            context = ray.init(address=server.address, logging_level=logging.WARNING)
         else:
-            start_ray(applications, include_dashboard=server.dashboard, **quiet)
+            context = start_ray(applications, include_dashboard=server.dashboard)
     except Exception as error:  # Ray raises all kinds of errors
         what = "be started" if server.address is None else f"be reached at {server.address}"
         raise ValueError(f"Ray could not {what}: {' '.join(str(error).split())}") from None
@@ -50,72 +48,43 @@ def running_ray(
         checked()
         if server.address is None:
             check_room(applications)
-            ending.failure = dead_part_of_ray
-        yield
+            ending.failure = parts_of_ray()
+        yield context
     finally:
         ending.failure = lambda: None  # Ray ends on purpose now
         ray.shutdown()
 
 
-def start_ray(applications: Applications, **options: Any) -> None:
+def start_ray(applications: Applications, **options: Any) -> Any:
     """Start Ray with enough CPUs for the maximum number of replicas, and divide the cores."""
     configs = [with_device(each.config) for each in applications.models]
     cpus = sum(resources(each, each.deployment_config.most_replicas)["CPU"] for each in configs)
     # Ray passes it to all its processes; by default it sets a rank's number of CPUs, one.
     if (threads := threads_of_ranks(configs, usable_cores())) is not None:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    start_ray_here(
+    return start_ray_here(
         num_cpus=max(math.ceil(cpus), os.cpu_count() or 1),
         dashboard_host="127.0.0.1",
+        logging_level=logging.WARNING,
         **options,
     )
 
 
-@contextlib.contextmanager
-def reports_printed(say: Callable[[str], None]) -> Iterator[None]:
-    """Print what the cluster's processes report to this one as Ray does, with two exceptions.
+def parts_of_ray() -> Callable[[], str | None]:
+    """Return a function that names the part of this machine's Ray that has died, if one has."""
+    found = {}
+    for pid in children():
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+            found[pid] = Path(command.decode()).name
 
-    diffray's announcements get no prefix, and deaths of ranks and coordinators are left out, as
-    announcements report them with their consequences.
-    """
-    print_as_ray = _ray_worker.print_to_stdstream
+    def dead() -> str | None:
+        for pid, name in found.items():
+            if name in _PARTS and not is_running(pid):
+                return f"Ray's {name} has died, and with it the server; {_LOGS} may say why"
+        return None
 
-    def print_report(data: Any, ignore_prefix: bool) -> None:
-        (text,) = data["lines"]
-        if text.startswith(ANNOUNCED):
-            say(text)
-        elif not _is_actor_death(text):
-            print_as_ray(data, ignore_prefix)
-
-    _ray_worker.print_to_stdstream = print_report
-    try:
-        yield
-    finally:
-        _ray_worker.print_to_stdstream = print_as_ray
-
-
-def _is_actor_death(text: str) -> bool:
-    """Return whether Ray reports the death of a rank or a coordinator."""
-    found = re.search(r"Node ID: (\w+) .* Worker PID: (\d+)", text)
-    with contextlib.suppress(Exception):  # what Ray raises if its GCS has died, too
-        return found is not None and any(
-            (actor["Address"]["NodeID"], str(actor["Pid"])) == found.groups()
-            and actor["ActorClassName"] in ("Worker", "Coordinator")
-            for actor in actors().values()
-        )
-    return False
-
-
-def dead_part_of_ray() -> str | None:
-    """Return a message if a process that this machine's Ray depends on has died."""
-    node: Any = _ray_worker._global_node
-    for name, process in node.dead_processes():
-        if name in (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET):
-            return (
-                f"Ray's {name} has died (exit status {process.returncode}), and with it the "
-                f"server; {node.get_logs_dir_path()} may say why"
-            )
-    return None
+    return dead
 
 
 def check_room(applications: Applications) -> None:

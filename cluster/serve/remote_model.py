@@ -1,8 +1,8 @@
 """A door's client of a model in another application, over Serve's handle."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from ray.exceptions import ObjectLostError, RayActorError
@@ -27,7 +27,7 @@ class RemoteModel:
         """Connect to the application; this waits for Serve's controller."""
         handle: Any = DeploymentHandle(REPLICA, application)
         self.name, self.replicas = name, Replicas(handle)
-        self._whole, self._streams = handle.options(), handle.options(stream=True)
+        self._handle = handle.options(stream=True)
         described: Json = {
             "id": name, "object": "model", "created": 0, "owned_by": "diffray",
             "root": name, "parent": None, "max_model_len": None, "examples": [], "accepts": None,
@@ -37,24 +37,33 @@ class RemoteModel:
 
     async def ask(self, method: str, *given: object) -> Json:
         """Call a method of the model's service and return its result."""
-        for _ in range(TRIES):
-            response = self._whole.ask.remote(method, *given)
-            with suppress(_Lost):
-                async with self._sent(response):
-                    return _answer(await response)
-        raise self._gone()
+        async with aclosing(self._answers(method, *given)) as answers:
+            return await anext(answers)
 
     async def stream(self, method: str, given: object) -> AsyncGenerator[Json, None]:
         """Call a streaming method of the service; closing the generator cancels the call."""
+        async with aclosing(self._answers(method, given)) as answers:
+            async for each in answers:
+                yield each
+
+    async def _answers(self, method: str, *given: object) -> AsyncGenerator[Json, None]:
         started = False
         for _ in range(TRIES):
-            response = self._streams.ask_stream.remote(method, given)
-            with suppress(_Lost):
-                async with self._sent(response):
-                    async for chunk in response:
-                        started = True
-                        yield _answer(chunk)
-                    return
+            response = self._handle.ask.remote(method, *given)
+            try:
+                async with asyncio.timeout(_PLACE_S):
+                    await anext(response)  # a replica has the request
+                async for answer in response:
+                    started = True
+                    if isinstance(answer, ApiError):
+                        raise answer
+                    yield answer
+                return
+            except BaseException as error:
+                with suppress(Exception):  # such as the same error
+                    response.cancel()
+                if (found := self._translated(error)) is not None:
+                    raise found from None
             if started:
                 raise unavailable(
                     "The replica was lost, so this answer is incomplete; send the request again."
@@ -71,24 +80,13 @@ class RemoteModel:
             self._described = about.models
         return self._described
 
-    @asynccontextmanager
-    async def _sent(self, response: Any) -> AsyncIterator[None]:
-        """Wait until a replica has taken a request; cancel it if the block fails."""
-        try:
-            async with asyncio.timeout(_PLACE_S):
-                await response._fetch_future_result_async()
-            yield
-        except BaseException as error:
-            with suppress(Exception):  # such as the same error
-                response.cancel()
-            raise self._translated(error) from None
-
-    def _translated(self, error: BaseException) -> BaseException:
+    def _translated(self, error: BaseException) -> BaseException | None:
+        """Return what a call's error means for the client; None: its replica is lost."""
         match error:
             case RayActorError() | ObjectLostError():
-                return _Lost()
+                return None
             case asyncio.CancelledError() if not _is_cancelled():  # by a replica that shuts down
-                return _Lost()
+                return None
             case TimeoutError() | DeploymentUnavailableError():
                 return self._gone()
             case BackPressureError(status_code=status, retry_after_s=seconds):
@@ -100,17 +98,6 @@ class RemoteModel:
 
     def _gone(self) -> ApiError:
         return unavailable(f"No replica of {self.name} could answer; try again.")
-
-
-class _Lost(Exception):
-    """A request's replica is gone."""
-
-
-def _answer(found: Any) -> Json:
-    if isinstance(found, ApiError):
-        raise found
-    answer: Json = found
-    return answer
 
 
 def _is_cancelled() -> bool:

@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from importlib import import_module
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final
 
 from ray import serve
@@ -111,21 +112,19 @@ class Replica:
                 async for each in found:
                     yield each
 
-    # For the door. Refusals are returned, because Serve logs raised errors with a traceback.
+    async def ask(self, method: str, *given: object) -> AsyncGenerator[object, None]:
+        """Call a method of the service, for the door: yield None at once, then what it returns.
 
-    async def ask(self, method: str, *given: object) -> object:
-        """Call a method of the service; return its result or its ApiError."""
+        A refusal is yielded, because Serve logs raised errors with a traceback.
+        """
+        yield None  # tells the door that this replica has the request
         try:
             with _api_errors():
-                return await getattr(current_service(), method)(*given)
-        except ApiError as refusal:
-            return refusal
-
-    async def ask_stream(self, method: str, given: object) -> AsyncGenerator[object, None]:
-        """Call a streaming method of the service; yield its chunks and its ApiError, if any."""
-        try:
-            with _api_errors():
-                async with aclosing(getattr(current_service(), method)(given)) as chunks:
+                found = getattr(current_service(), method)(*given)
+                if isawaitable(found):
+                    yield await found
+                    return
+                async with aclosing(found) as chunks:
                     async for chunk in chunks:
                         yield chunk
         except ApiError as refusal:

@@ -10,7 +10,7 @@ from diffray.cluster.control.engine_client import Load
 
 log = logging.getLogger("ray.serve")
 
-_ANSWER_S = 2.0  # for replicas to answer
+_ANSWER_S = 8.0  # for replicas to answer; a hung one is killed before, and left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +29,16 @@ class Replicas:
         self._handle = handle
 
     async def ask(self, method: str, *given: object, within: float = _ANSWER_S) -> list[Any]:
-        """Call a method of every replica; return the results that arrive in time.
+        """Call a method of every replica; return the results, or nothing if one is late.
 
         It starts no replica, even if none is running.
         """
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(within):
                 # The first call connects the handle and waits for Serve's controller.
                 response = await asyncio.to_thread(self._handle.broadcast, method, *given)
-                # Serve's own gather returns nothing if one answer is missing.
-                sent = await response._fetch_replica_results_async()
+                answers = await response.results_async(return_exceptions=True)
         except Exception as error:
             log.warning("the replicas of %s do not answer: %s", self._handle.app_name, error)
             return []
-        answers = [asyncio.ensure_future(each.get_async()) for each in sent]
-        if not answers:
-            return []
-        done, late = await asyncio.wait(answers, timeout=within)
-        for each in late:
-            each.cancel()
-        return [each.result() for each in done if each.exception() is None]
+        return [each for each in answers if not isinstance(each, BaseException)]

@@ -12,10 +12,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray._private import worker as _ray_worker
-from ray._private.state import actors
 from ray.exceptions import RayError
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
@@ -29,10 +26,10 @@ from diffray.cluster.serve.address import (
     reachable_url,
 )
 from diffray.cluster.serve.app import application, door_application
-from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.capacity import Shortages, pending_reasons
 from diffray.cluster.serve.config_file import Application, Applications, DoorApplication
-from diffray.cluster.serve.ray_session import reports_printed, running_ray
+from diffray.cluster.serve.details import serve_details
+from diffray.cluster.serve.ray_session import running_ray
 from diffray.cluster.serve.supervisor import Ending
 from diffray.components.checkpoints.demos import description, examples
 
@@ -40,6 +37,7 @@ DEADLINE_S = 3600.0  # seconds for the models to load
 _POLL_S = 0.25
 _LOOK_S = 0.05  # between checks whether Serve has started
 _END_S = 30.0  # seconds for Serve and Ray to end, beyond those for running requests
+_LEAVE_S = 2.0  # seconds for Serve to be told that applications that never were ready are gone
 _QUIET_LOG = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 
@@ -52,19 +50,23 @@ def run_server(
 ) -> None:
     """Serve until interrupted, then let running requests finish; `checked` waits for the models."""
     ending.limit_s = _END_S + max(each.grace_s for each in applications.all)
-    with reports_printed(say), running_ray(applications, server, ending, checked):
+    with running_ray(applications, server, ending, checked) as ray_context:
         server, starting = start_serve(server)
         with interruptible(ending.stopped):
+            patience: float | None = _LEAVE_S
             try:
                 with contextlib.suppress(Interrupted):
-                    deploy(applications, say, ending.stopped, partial(_wait_for, starting, server))
-                    url = reachable_url(_client().get_serve_details(), here())
-                    url = url or f"port {server.port}"
+                    deploy(applications, ending.stopped, partial(_wait_for, starting, server))
+                    say(where_ray_is(server, ray_context.dashboard_url))
+                    say(f"Loading {', '.join(map(_named, applications.models))} ...")
+                    wait_until_ready(applications, say, ending.stopped)
+                    url = reachable_url(serve_details(), here()) or f"port {server.port}"
                     say(ready_lines(applications, server, url))
+                    patience = None
                     ending.stopped.wait()
                     say("Finishing running requests; a second Ctrl-C or SIGTERM ends them at once.")
             finally:
-                remove(applications)
+                remove(applications, patience)
 
 
 class Interrupted(Exception):
@@ -91,14 +93,15 @@ def start_serve(server: Server) -> tuple[Server, "Future[None]"]:
 
     The future is done when its proxies have started, too.
     """
-    if (found := _client()) is not None:
+    if found := serve_details():
         done = Future[None]()
         done.set_result(None)
-        return joined(server, found.http_config.host, found.http_config.port), done
+        listens = found["http_options"] or {}
+        return joined(server, listens.get("host"), listens.get("port", 0)), done
     options = {"host": server.host, "port": server.port}
     start = partial(serve.start, http_options=options, logging_config=_QUIET_LOG)
     starting = ThreadPoolExecutor(1).submit(start)
-    while _client() is None and not starting.done():
+    while not serve_details() and not starting.done():
         time.sleep(_LOOK_S)
     return server, starting
 
@@ -115,27 +118,17 @@ def _wait_for(starting: "Future[None]", server: Server, stopped: threading.Event
         raise ValueError(f"Ray Serve could not be started: {first_line(error)}") from None
 
 
-def _client() -> Any:
-    return _get_global_client(raise_if_no_controller_running=False)
-
-
 def here() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
 def deploy(
     applications: Applications,
-    say: Callable[[str], None],
     stopped: threading.Event,
     wait_for_serve: Callable[[threading.Event], None] = lambda stopped: None,
 ) -> None:
-    """Start the applications and wait until each answers; raise ValueError if one fails.
-
-    Their replicas start while Serve's proxies do.
-    """
-    begin = time.monotonic()
-    check_paths(applications, _client().get_serve_details()["applications"])
-    configs = [each.config for each in applications.models]
+    """Start the applications, whose replicas start while Serve's proxies do."""
+    check_paths(applications, serve_details()["applications"])
     targets = [_target(each, application(each.config)) for each in applications.models]
     if applications.door is not None:
         targets.append(_target(applications.door, door_application(applications.door.config)))
@@ -148,8 +141,13 @@ def deploy(
     except (RayError, RayServeException) as error:
         raise ValueError(f"Ray Serve refused the applications: {first_line(error)}") from None
     wait_for_serve(stopped)
-    say(where_ray_is())
-    say(f"Loading {', '.join(map(_named, configs))} ...")
+
+
+def wait_until_ready(
+    applications: Applications, say: Callable[[str], None], stopped: threading.Event
+) -> None:
+    """Wait until each application answers; raise ValueError if one fails."""
+    begin = time.monotonic()
     shortages = Shortages(say)
     while waiting := not_ready(applications):
         if stopped.is_set():
@@ -160,8 +158,8 @@ def deploy(
         time.sleep(_POLL_S)
 
 
-def _named(config: AppConfig) -> str:
-    name, source = config.model_id, config.model_source
+def _named(each: Application) -> str:
+    name, source = each.config.model_id, each.config.model_source
     return name if name == source else f"{name} from {source}"
 
 
@@ -183,33 +181,25 @@ def check_paths(applications: Applications, others: Mapping[str, Any]) -> None:
             )
 
 
-def remove(applications: Applications) -> None:
-    """Remove the applications and wait until their replicas have finished running requests.
+def remove(applications: Applications, patience: float | None = None) -> None:
+    """Remove the applications, and wait until their running requests have finished.
 
-    Serve keeps running, because other applications may share it. Its own call does not wait for a
-    deployment's graceful_shutdown_timeout_s. Pending and loading replicas are not waited for.
+    The wait lasts at most `patience` seconds. Serve keeps running: other applications may share it.
     """
-    states = serve.status().applications
-    idle = {}
-    for name in {each.name for each in applications.all} & states.keys():
-        starting, running = (_replicas(states[name], kind) for kind in ("STARTING", "RUNNING"))
-        # Serve may still count a replica that has just died.
-        idle[name] = max(min(starting, _living(name) - running), 0)
-        serve.delete(name, _blocking=False)
-    while any(_living(name) > count for name, count in idle.items()):
-        time.sleep(_POLL_S)
+    names = {each.name for each in applications.all} & serve.status().applications.keys()
+    deleting = [threading.Thread(target=_delete, args=(name,), daemon=True) for name in names]
+    for each in deleting:
+        each.start()
+    for each in deleting:
+        each.join(patience)
 
 
-def _replicas(state: Any, kind: str) -> int:
-    return sum(each.replica_states.get(kind, 0) for each in state.deployments.values())
-
-
-def _living(name: str) -> int:
-    """Return the number of an application's replica processes, which Serve no longer reports."""
-    return sum(
-        actor["State"] == "ALIVE" and actor["ActorClassName"].startswith(f"ServeReplica:{name}:")
-        for actor in actors().values()
-    )
+def _delete(name: str) -> None:
+    deleted = False
+    while not deleted:
+        with contextlib.suppress(TimeoutError):  # after a minute, which requests may outlast
+            serve.delete(name)
+            deleted = True
 
 
 def not_ready(applications: Applications) -> list[str]:
@@ -300,12 +290,10 @@ def _ready_at(url: str, server: Server, settings: ApiSettings, question: Any) ->
     )
 
 
-def where_ray_is() -> str:
+def where_ray_is(server: Server, dashboard: str) -> str:
     address = ray.get_runtime_context().gcs_address
-    node: Any = _ray_worker._global_node  # nothing else in Ray reports its dashboard
-    dashboard = ""
-    if node and node.webui_url:
-        dashboard = f"; dashboard at http://{node.webui_url}"
-    elif node and node.is_head():  # it was started here
+    if dashboard:
+        dashboard = f"; dashboard at http://{dashboard}"
+    elif server.address is None:
         dashboard = " (its dashboard is off; --dashboard starts it)"
-    return f"Ray is at {address}; try: diffray status --address {address}{dashboard}"
+    return f"Ray is at {address}{dashboard}"

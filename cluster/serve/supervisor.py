@@ -197,14 +197,15 @@ def say(line: str) -> None:
 
 def children() -> set[int]:
     """Return this process's children, including zombies."""
-    found, parent = set(), os.getpid()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[1]) == parent:
-                    found.add(int(entry.name))
-    return found
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for each in lists for pid in each.read_text().split()}
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process has not ended; a zombie has."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def _exit(status: int) -> NoReturn:

@@ -14,7 +14,7 @@ from ray._private.state import actors
 
 from benchmarks.serve_process import free_port
 from diffray.cluster.serve.config_file import Applications, applications
-from diffray.cluster.serve.server import deploy
+from diffray.cluster.serve.server import deploy, wait_until_ready
 
 T = TypeVar("T")
 MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
@@ -38,7 +38,9 @@ def serving() -> Iterator[str]:
 
 
 def start(wanted: Applications) -> None:
-    deploy(wanted, print, threading.Event())
+    stopped = threading.Event()
+    deploy(wanted, stopped)
+    wait_until_ready(wanted, print, stopped)
 
 
 def alive(kind: str) -> dict[int, str]:

@@ -5,8 +5,9 @@ from diffray.cluster.serve.capacity import ClusterNodes, Resources, Shortages, s
 FRONT: Resources = {"CPU": 1.0}
 
 
-def nodes(*total: Resources, free: tuple[Resources, ...] | None = None) -> ClusterNodes:
-    return ClusterNodes(total, total if free is None else free)
+def nodes(*total: Resources, free: Resources | None = None) -> ClusterNodes:
+    all_free = {name: sum(n[name] for n in total) for name in ("GPU", "CPU")}
+    return ClusterNodes(total, all_free if free is None else free)
 
 
 def node(gpus: float, cpus: float = 16, **more: float) -> Resources:
@@ -20,7 +21,7 @@ def test_needed_and_available_resources_are_reported() -> None:
         "cluster has 5 GPU, 80 CPU on 2 nodes, of which 5 GPU, 80 CPU free"
     )
     assert "node has 0 GPU, 0 CPU, and" in shortage(four, "STRICT_PACK", nodes())
-    said = shortage(four, "SPREAD", nodes(node(4), free=(node(3),)))
+    said = shortage(four, "SPREAD", nodes(node(4), free=node(3)))
     assert " (SPREAD), and the cluster has 4 GPU, 16 CPU on 1 node, of which 3 GPU, 16" in said
     kind: list[Resources] = [FRONT, {"GPU": 1.0, "accelerator_type:H200": 0.001}]
     said = shortage(kind, "STRICT_PACK", nodes(node(8, **{"accelerator_type:L4": 1.0})))

@@ -108,7 +108,6 @@ async def test_calls_of_a_handle_go_by_their_prompts() -> None:
         expected = [choose(str(prefix_key(body)), idle(8))]
         assert await candidates("chat", body) == expected
         assert await candidates("ask", "chat", body) == expected
-        assert await candidates("ask_stream", "stream_chat", body) == expected
     assert await candidates("ask", "tokenizer_info", None) == [*idle(8)]
 
 

@@ -1,4 +1,4 @@
-"""A Ray of our own: its token, and what its processes report on the server's terminal."""
+"""A Ray of our own: its start, and its token."""
 
 import subprocess
 import sys
@@ -7,44 +7,8 @@ from typing import Any
 
 import pytest
 import ray
-from ray._private import worker
 
 from diffray.cluster.control.ray_settings import start_ray_here
-from diffray.cluster.serve import ray_session
-
-DEATH = (
-    "A worker died or was killed while executing a task by an unexpected system error. Worker ID: "
-    "a1 Node ID: {node} Worker IP address: 127.0.0.1 Worker port: 4 Worker PID: {pid} Worker exit "
-    "type: SYSTEM_ERROR"
-)
-ACTORS = {
-    str(pid): {"ActorClassName": name, "Pid": pid, "Address": {"NodeID": "here"}}
-    for pid, name in ((1, "Worker"), (2, "Coordinator"), (3, "ServeReplica:demo:Replica"))
-}
-
-
-@pytest.mark.parametrize(
-    ("text", "said", "printed"),
-    [
-        ("diffray: demo: rank 0 died; 2 requests continue", True, False),
-        (DEATH.format(node="here", pid=1), False, False),
-        (DEATH.format(node="here", pid=2), False, False),
-        (DEATH.format(node="here", pid=3), False, True),
-        (DEATH.format(node="there", pid=1), False, True),
-        ("1 Workers killed due to memory pressure", False, True),
-    ],
-)
-def test_only_deaths_that_diffray_announces_are_left_out(
-    text: str, said: bool, printed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours: list[str] = []
-    rays: list[Any] = []
-    monkeypatch.setattr(ray_session, "actors", lambda: ACTORS)
-    monkeypatch.setattr(worker, "print_to_stdstream", lambda data, ignore_prefix: rays.append(data))
-    report = {"lines": [text], "pid": "raylet", "is_err": False}
-    with ray_session.reports_printed(ours.append):
-        worker.print_to_stdstream(report, ignore_prefix=False)
-    assert ours == [text] * said and rays == [report] * printed
 
 
 def test_a_ray_that_was_too_slow_is_started_once_more_without_the_first(

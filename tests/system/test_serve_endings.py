@@ -1,8 +1,5 @@
 """`diffray serve` on a cluster of others, and behind HAProxy."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,15 +40,6 @@ def first_text(served: ServeProcess, **options: Any) -> str:
     raise AssertionError("the stream ended without text")
 
 
-def status(address: str) -> str:
-    command = [str(Path(sys.executable).parent / "diffray"), "status", "--address", address]
-    ended = subprocess.run(
-        command, env=os.environ | SETTINGS, capture_output=True, text=True, timeout=120
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
-
-
 def replicas() -> list[str]:
     kinds = ("ServeReplica", "Coordinator", "Worker")
     living = (a["ActorClassName"] for a in actors().values() if a["State"] == "ALIVE")
@@ -64,10 +52,7 @@ def test_a_cluster_of_others_serves_and_lives_on(cluster: str, tmp_path: Path) -
     with serve_process("demo", "--device", "cpu", *address, **quick) as served:
         served.wait_for(" is ready at ", 1)
         assert first_text(served, max_tokens=24)
-        where, *lines = status(cluster).splitlines()
-        assert where == f"Ray cluster at {cluster}"
-        assert lines == [f"demo: RUNNING at {served.url}/v1", "  replicas: 1 running"]
-        assert f"Ray is at {cluster}; try: diffray status --address {cluster}" in served.said
+        assert f"Ray is at {cluster}\n" in served.said
         names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
         (replica,) = (name for name in names if name.startswith("SERVE_REPLICA"))
         for part in ("coordinator", "rank 0"):
@@ -81,9 +66,7 @@ def test_a_cluster_of_others_serves_and_lives_on(cluster: str, tmp_path: Path) -
         config.write_text(WIDE)
         with serve_process("--config", str(config), *address, **quick) as waiting:
             waiting.wait_for("Waiting: ", 1)
-            told = status(cluster)
-            assert "waiting: a replica needs 9 CPU" in told, told
-            assert "replicas: 1 running" in told, "the other model is not touched"
+            assert "a replica needs 9 CPU" in waiting.said
             waiting.interrupt()
             assert waiting.process.wait(120) == 0
         assert first_text(served, max_tokens=24), "the other model answers still"

@@ -2,7 +2,6 @@
 
 import os
 import pty
-import re
 import select
 import signal
 import socket
@@ -78,13 +77,6 @@ class Terminal:
             assert self.served.process.poll() is None, f"it ended: {self.screen[-600:]}"
             assert time.monotonic() < end, f"it is not ready: {self.screen[-600:]}"
             time.sleep(0.1)
-
-    @property
-    def ray(self) -> str:
-        """The address of the server's Ray, as the server prints it."""
-        found = re.search(r"diffray status --address (\S+?)[;\s]", self.screen)
-        assert found is not None, self.screen
-        return found[1]
 
     def close(self) -> None:
         """Close the terminal, as closing its window does."""

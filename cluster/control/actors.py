@@ -47,9 +47,8 @@ def first_line(error: BaseException) -> str:
 
 def announce(model: str, text: str) -> None:
     """Print a line, which Ray shows on the terminal of `diffray serve`."""
-    os.write(
-        1, f"{short_name(model)}: {text}\n".encode()
-    )  # Serve takes over a replica's sys.stdout
+    # Not print: Serve sends a replica's sys.stdout to its log.
+    os.write(1, f"{short_name(model)}: {text}\n".encode())
 
 
 def continuing(requests: int) -> str:

@@ -30,7 +30,7 @@ STREAMS = 4
 READY = [
     "Starting Ray", "Loading demo", "demo is ready at", "Ray is at", "demo is a toy",
     "Prompts to try:", *examples("demo"), "Chat with demo", "Chat in another terminal",
-    "Its API is described at",
+    "Its API is described at", "loading demo on 1 ranks", "1 ranks ready after",
 ]  # fmt: skip
 LONG: dict[str, Any] = {
     "model": "demo", "max_tokens": 900, "min_tokens": 900,

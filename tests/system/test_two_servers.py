@@ -125,7 +125,7 @@ def test_deaths_mix_up_no_clients(servers: tuple[ServeProcess, ServeProcess], na
         wait_until_answered(twos, killed)
     check(ones, "demo", "demo-llada2")
     check(twos, "demo-llada2", "demo")
-    assert longest_refusal([each for each in ones if each.asked > killed]) < 5
+    assert longest_refusal([each for each in ones if each.asked > killed]) < 15
     assert all(each.status == 200 for each in twos)
 
 

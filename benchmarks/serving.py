@@ -1,6 +1,6 @@
 """Compares servers under the same load: flags of `diffray serve`, or this checkout and another.
 
-    python -m benchmarks.serving --no-haproxy --haproxy
+    python -m benchmarks.serving "" RAY_SERVE_ENABLE_HA_PROXY=1
     python -m benchmarks.serving "" PYTHONPATH=/path/to/another/checkout
 
 A server is a quoted list of flags; NAME=VALUE is a variable of its environment. Servers start one

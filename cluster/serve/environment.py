@@ -22,9 +22,6 @@ SETTINGS = RAY | {
     # A proxy is restarted after three failures: after 4.5 s instead of 30 s.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1.5",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",  # a busy machine needs more than 5
-    # One event loop per process: a chunk of a stream crosses two threads less on its way.
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
 
 

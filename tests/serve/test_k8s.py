@@ -27,7 +27,7 @@ MANIFESTS = sorted((ROOT / "k8s").glob("*.yaml"))
 LOCK = ROOT / "k8s/requirements.lock"
 SCHEMAS = Path(__file__).with_name("k8s_schemas")
 NAME_LENGTHS = {"RayCluster": 53, "RayJob": 47, "RayService": 47}
-EXPLICIT = {"RAY_AUTH_MODE": "token", "RAY_worker_niceness": "0", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
+EXPLICIT = {"RAY_AUTH_MODE": "token", "RAY_worker_niceness": "0"}
 
 
 def documents(*paths: Path) -> Iterator[tuple[str, dict[str, Any]]]:

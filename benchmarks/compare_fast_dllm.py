@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 from benchmarks import paired
 from benchmarks.golden import cases_of
-from benchmarks.paths import GOLDEN
+from benchmarks.random_checkpoint import GOLDEN
 from diffray import DiffusionLLM, SamplingParams
 
 THRESHOLD, BLOCK_LENGTH = 0.9, 32

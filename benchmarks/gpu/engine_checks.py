@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.golden import EOS, FAMILIES, MASK, MASKED, cases_of, golden, params_of
 from benchmarks.gpu.engine import replays
 from benchmarks.gpu.program import Row
-from benchmarks.paths import GOLDEN
+from benchmarks.random_checkpoint import GOLDEN
 from diffray.components.batch import Batch, Window
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh

@@ -7,10 +7,9 @@
 
 Weights are random, so the tokens mean nothing; how many become final in a step is scripted: 3.87
 and 5.67 tokens per forward are what dInfer reports for LLaDA-MoE without and with trajectory
-distillation. Everything else is as in serving: planning, cache refreshes, acceptance, the report
-of tokens, and the prompt's time. Tokens per second count all rows; forwards are the model's.
-Tokens spread over experts as if at random; the experts that a step meets are counted too. Each
-generation is timed with the variants that bring-up chose, if it ran, and with the default ones.
+distillation. Everything else is as in serving, and the prompt's time counts. Tokens per second are
+of all rows; forwards are the model's. Each generation is timed with the variants that bring-up
+chose, if it ran, and with the default ones.
 """
 
 import argparse
@@ -22,6 +21,7 @@ from itertools import product
 import torch
 
 from benchmarks.gpu.choices import choices_for, kinds
+from benchmarks.gpu.engine import experts_met, random_engine, replays, run_to_the_end, scripted
 from benchmarks.gpu.floor import Text
 from benchmarks.gpu.measure import ceilings, noted_variants
 from benchmarks.gpu.program import Row, arguments, run
@@ -31,8 +31,7 @@ from diffray.kernels.choose import OPTIONS, choose_kernels
 
 
 def main() -> None:
-    args = parser().parse_args()
-    run(plan, args, _line, engine=True)
+    run(plan, parser().parse_args(), _line)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -82,14 +81,6 @@ def timed(row: Row, args: argparse.Namespace) -> Row:
 
 def _generated(row: Row, args: argparse.Namespace) -> Row:
     """Return the median of several runs after a warm-up, and the peak memory of all."""
-    from benchmarks.gpu.engine import (
-        experts_met,
-        random_engine,
-        replays,
-        run_to_the_end,
-        scripted,
-    )
-
     shape, rows, device = ALL[row["shape"]], row["rows"], torch.device(args.device)
     torch.manual_seed(0)
     chosen = choices_for(row["variants"], args.choices, row["shape"], row["weights"])

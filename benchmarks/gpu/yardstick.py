@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.gpu.cases import Which
 from benchmarks.gpu.check_kernels import LIMITS
-from benchmarks.gpu.measure import ceilings, graphed, the_clock
+from benchmarks.gpu.measure import ceilings, graphed, median_s
 from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.shapes import ALL, Work
 from diffray.kernels.choose import TORCH
@@ -79,7 +79,7 @@ def timed(
             each(*inputs)
     for name, each in runs.items():
         error = float((each(*inputs).double() - expected).norm() / expected.norm())
-        took_s = the_clock(args.runs).seconds(graphed(partial(each, *inputs)))
+        took_s = median_s(graphed(partial(each, *inputs)), args.runs)
         row = {"variant": name, "us": took_s * 1e6, "share": floor_s / took_s, "error": error}
         variants.append(row)
     return {

@@ -93,8 +93,17 @@ REHEARSED: Final = (
 
 
 def main() -> None:
-    args = _parser().parse_args()
-    begin = [run.name for run in RUNS].index(args.begin) if args.begin else 0
+    names = [run.name for run in RUNS]
+    parser = argparse.ArgumentParser(description="Run the GPU programs one after the other.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for reports and logs")
+    parser.add_argument("--archive", type=Path, help="default: FOLDER.tar.gz beside the folder")
+    parser.add_argument("--minutes", type=float, default=90, help="start nothing after this")
+    parser.add_argument("--only", nargs="+", choices=names)
+    parser.add_argument("--from", dest="begin", choices=names, help="go on with this one")
+    parser.add_argument("--rehearse", action="store_true", help="only what needs no GPU")
+    parser.add_argument("--dry-run", action="store_true", help="show the commands, run none")
+    args = parser.parse_args()
+    begin = names.index(args.begin) if args.begin else 0
     wanted = [run for run in RUNS[begin:] if not args.only or run.name in args.only]
     if not Path(FOREIGN).is_dir():
         wanted = [run for run in wanted if run.program != "yardstick"]
@@ -137,20 +146,6 @@ def last_lines(log: Path, most: int = 12) -> list[str]:
     return [f"    {line[:200]}" for line in lines if "it/s" not in line][-most:]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Run the GPU programs one after the other.")
-    parser.add_argument("--out", type=Path, required=True, help="folder for reports and logs")
-    parser.add_argument("--archive", type=Path, help="default: FOLDER.tar.gz beside the folder")
-    parser.add_argument("--minutes", type=float, default=90, help="start nothing after this")
-    parser.add_argument("--only", nargs="+", choices=[run.name for run in RUNS])
-    parser.add_argument(
-        "--from", dest="begin", choices=[run.name for run in RUNS], help="go on with this one"
-    )
-    parser.add_argument("--rehearse", action="store_true", help="only what needs no GPU")
-    parser.add_argument("--dry-run", action="store_true", help="show the commands, run none")
-    return parser
-
-
 def command(run: Run) -> list[str]:
     return [sys.executable, "-m", f"benchmarks.gpu.{run.program}", *run.arguments.split()]
 
@@ -172,7 +167,7 @@ def choices_of(folder: Path) -> Path:
 
 def carry_out(run: Run, seconds: float, folder: Path) -> str:
     """Run a program for at most `seconds`; return a line with its outcome."""
-    report, log = folder / f"{run.name}.json", folder / f"{run.name}.log"
+    report, log = (folder / f"{run.name}.{ending}" for ending in ("json", "log"))
     begin, late = time.monotonic(), ""
     more = "--out", str(report), "--choices", str(choices_of(folder))
     with log.open("w") as out:

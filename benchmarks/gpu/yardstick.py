@@ -112,10 +112,8 @@ def _runs(args: argparse.Namespace, whose: str, inputs: list[Any]) -> dict[str, 
 
 
 def _line(row: Row) -> str:
-    every = [
-        f"{each['us']:.1f} us ({each['share']:.0%}) {each['variant']}" for each in row["variants"]
-    ]
-    return "; ".join(every[:3]) or "cannot be recorded"
+    best = [f"{v['us']:.1f} us ({v['share']:.0%}) {v['variant']}" for v in row["variants"][:3]]
+    return "; ".join(best) or "cannot be recorded"
 
 
 if __name__ == "__main__":

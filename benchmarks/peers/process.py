@@ -124,7 +124,8 @@ def main() -> None:
     name, checkpoint, threads, code = sys.argv[1:]
     torch.set_num_threads(int(threads))
     torch.set_grad_enabled(False)
-    peer = {"diffusers": Diffusers, "fast-dllm": FastDLLM}[name](checkpoint, code)
+    kinds: dict[str, Any] = {"diffusers": Diffusers, "fast-dllm": FastDLLM}
+    peer = kinds[name](checkpoint, code)
     for line in sys.stdin:
         request = json.loads(line)
         clock = time.process_time if request["cpu_time"] else time.perf_counter

@@ -41,9 +41,14 @@ class WholeCanvas:
 
     def __init__(self, llm: DiffusionLLM) -> None:
         self.model, pool = llm.engine.model, llm.engine.kv
-        shapes, size = self.model.spec.kv_shapes, self.model.spec.max_positions
-        self.device, how = pool.device, {"dtype": pool.dtype, "device": pool.device}
-        self._kv = KVPool(shapes=shapes, num_pages=2, page_size=size, **how)
+        spec, self.device = self.model.spec, pool.device
+        self._kv = KVPool(
+            shapes=spec.kv_shapes,
+            num_pages=2,
+            page_size=spec.max_positions,
+            dtype=pool.dtype,
+            device=self.device,
+        )
         self._pages_P = torch.tensor(self._kv.allocate(1))
 
     @torch.inference_mode()
@@ -94,7 +99,7 @@ class Exam:
     def equal(self, steps: int) -> int:
         """Return how many answers the sampler's own algorithm has in common with it here."""
         mine = self.engine({"kind": "fixed", "steps": steps}, "none", at_once=False).rows
-        return sum(map(list.__eq__, mine, self.sampler(steps).rows))
+        return sum(a == b for a, b in zip(mine, self.sampler(steps).rows, strict=True))
 
     def until_end(self, rows: Any) -> list[list[int]]:
         """Return the tokens of each answer before its first end token."""

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 from benchmarks import paired
 
 OURS = "diffray"
-# LLaDA's modelling code was written for transformers 4. The versions are docs/benchmarks.md's.
+# LLaDA's modelling code was written for transformers 4, and an early one imports einops.
+OF_THE_CODE = "transformers>=4.46,<5", "einops"
+# The versions are those of docs/benchmarks.md.
 REQUIREMENTS = {
-    "dlmserve": ("dlmserve==0.1.1", "transformers>=4.46,<5"),
-    "dfastllm": ("dfastllm==0.0.4", "transformers>=4.46,<5"),
-    "diffusers": ("diffusers==0.39.0", "accelerate", "transformers>=4.46,<5"),
+    "dlmserve": ("dlmserve==0.1.1", *OF_THE_CODE),
+    "dfastllm": ("dfastllm==0.0.4", *OF_THE_CODE),
+    "diffusers": ("diffusers==0.39.0", "accelerate", *OF_THE_CODE),
 }
 
 

@@ -41,7 +41,7 @@ LLADA_CODE = {
     "AutoModelForCausalLM": "modeling_llada.LLaDAModelLM",
 }
 CACHED = f"{OURS}, dual cache"
-LOAD_S = 300.0
+LOAD_S, READY = 300.0, {"dlmserve": "/ready", "dfastllm": "/health"}
 
 
 class Server(NamedTuple):
@@ -72,20 +72,20 @@ def compare(codes: dict[str, Path], args: argparse.Namespace, clock: paired.Cloc
     if not (model / "tokenizer_config.json").is_file():
         write_llada(model, next(iter(codes.values())), args.layers, args.hidden, args.seed)
     with ExitStack() as stack:
-        started = {OURS: stack.enter_context(our_server(model, args))}
+        running = {OURS: stack.enter_context(our_server(model, args))}
         for name in codes:
-            started[name] = stack.enter_context(peer_server(name, model, args))
+            running[name] = stack.enter_context(peer_server(name, model, args))
         for at_once in args.concurrency:
             texts = prompts(max(4, at_once), args)
             systems = []
             for name, body in requests(length, args.steps).items():
-                if (server := started.get(name.partition(",")[0])) is not None:
+                if (server := running.get(name.partition(",")[0])) is not None:
                     take = sender(name, server, body, texts, at_once, length)
                     systems.append(System(name, take, same=name != CACHED))
             work = f"{model.name}, {length} tokens in {args.steps} steps, concurrency {at_once}"
             compare_systems(work, systems, args.repeats)
-        if "dlmserve" in started:
-            print(f"dlmserve: {rows_a_forward(started['dlmserve']):.2f} rows a forward")
+        if "dlmserve" in running:
+            print(f"dlmserve: {rows_a_forward(running['dlmserve']):.2f} rows a forward")
 
 
 def requests(length: int, steps: int) -> dict[str, load.Json]:
@@ -165,38 +165,27 @@ def our_server(model: Path, args: argparse.Namespace) -> Iterator[Server]:
         yield Server(server.url, OURS)
 
 
-def dlmserve(model: Path, port: int, args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """Return its command and variables; its own command listens on every address."""
-    return [str(Path(__file__).with_name("start_dlmserve.py")), str(port)], {
-        "DLMSERVE_MODEL": str(model),
-        "DLMSERVE_DTYPE": "bf16",
-        "DLMSERVE_DEVICE": "cpu",
-        "DLMSERVE_LOG_LEVEL": "warning",
-        "DLMSERVE_MAX_BATCH": str(max(args.concurrency)),
-    }
-
-
-def dfastllm(model: Path, port: int, args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """Return its command; the rate limit is large, because 0, documented as off, refuses all."""
+def arguments_of(name: str, model: Path, port: int, args: argparse.Namespace) -> list[str]:
+    """Return the arguments that a peer's Python gets; dlmserve also reads `variables`."""
+    if name == "dlmserve":
+        return [str(Path(__file__).with_name("start_dlmserve.py")), str(port)]
+    # The rate limit is large, because 0, documented as off, refuses all.
     flags = f"--model {model} --served-model-name {model} --dtype float32 --host 127.0.0.1"
     flags += f" --port {port} --diffusion-steps {args.steps} --rate-limit-requests 1000000"
     flags += f" --apd-max-parallel {max(8, (args.gen_length or 64) // args.steps)}"
     flags += " --trust-remote-code --uvicorn-log-level warning"
-    return ["-m", "dfastllm.entrypoints.openai.api_server", *flags.split()], {}
-
-
-# peer -> how it is started, and the path that answers when it is ready
-PEERS = {"dlmserve": (dlmserve, "/ready"), "dfastllm": (dfastllm, "/health")}
+    return ["-m", "dfastllm.entrypoints.openai.api_server", *flags.split()]
 
 
 @contextmanager
 def peer_server(name: str, model: Path, args: argparse.Namespace) -> Iterator[Server]:
     """Run a peer's server, stopped until it is awake; it ignores SIGTERM, so it is killed."""
-    port, python, (start, ready) = free_port(), environment(args.folder, name), PEERS[name]
-    command, own = start(model, port, args)
+    port, python = free_port(), environment(args.folder, name)
+    own = {"DLMSERVE_MODEL": str(model), "DLMSERVE_DTYPE": "bf16", "DLMSERVE_DEVICE": "cpu"}
+    own |= {"DLMSERVE_MAX_BATCH": str(max(args.concurrency))}
     with (args.folder / f"{name}.log").open("w") as out:
         process = subprocess.Popen(
-            [str(python), *command],
+            [str(python), *arguments_of(name, model, port, args)],
             stdout=out,
             stderr=subprocess.STDOUT,
             env=os.environ | own | variables(args.threads),
@@ -204,7 +193,7 @@ def peer_server(name: str, model: Path, args: argparse.Namespace) -> Iterator[Se
         )
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + LOAD_S
     try:
-        while not answers(url + ready):
+        while not answers(url + READY[name]):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise ValueError(f"{name} does not start: see {out.name}")
             time.sleep(0.5)

@@ -20,16 +20,8 @@ from examples.train_demo.words import CITIES, JOBS, THINGS, Item
 Schema = Mapping[str, Any]
 
 # What the task's generator draws from, besides words that it invents.
-CHOICES: Final = (
-    WEEK,
-    [day.lower() for day in WEEK],
-    EVENTS,
-    COLORS,
-    ANIMALS,
-    JOBS,
-    CITIES,
-    THINGS,
-)
+LOWER: Final = [day.lower() for day in WEEK]
+CHOICES: Final = (WEEK, LOWER, EVENTS, COLORS, ANIMALS, JOBS, CITIES, THINGS)
 
 
 class Found(NamedTuple):
@@ -89,10 +81,9 @@ def ways(
     pinned: dict[str, Any] = {"canvas": "pinned", "slot_length": slot_length}
     one = pinned | {"decoder": {"kind": "whole_slots", "threshold": 0}}
 
-    def by_schema(**rest: Any) -> list[SamplingParams]:
-        return [
-            SamplingParams(max_tokens=max_tokens, structured_outputs=s, **rest) for s in schemas
-        ]
+    def by_schema(**more: Any) -> list[SamplingParams]:
+        more["max_tokens"] = max_tokens
+        return [SamplingParams(structured_outputs=schema, **more) for schema in schemas]
 
     return {
         "free": [SamplingParams(max_tokens=max_tokens)] * len(items),
@@ -110,13 +101,6 @@ def _parsed(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-class Turn(NamedTuple):
-    """The result of one turn, and the records that it answered per second."""
-
-    found: Found
-    rate: float
-
-
 def main() -> None:
     parser = paired.parser(__doc__, turns=3, seed=4321)
     parser.add_argument("--model", default="demo", help="demo or demo-llada2")
@@ -132,19 +116,18 @@ def main() -> None:
     print(paired.head("answers", *columns), flush=True)
     with DiffusionLLM(args.model, max_num_seqs=args.max_num_seqs) as llm:
 
-        def contender(params: list[SamplingParams]) -> Callable[[int], Turn]:
-            def take(_: int) -> Turn:
+        def contender(params: list[SamplingParams]) -> Callable[[int], tuple[Found, float]]:
+            def take(_: int) -> tuple[Found, float]:
                 begin = clock.read()
-                found = ask(llm, items, params)
-                return Turn(found, len(items) / (clock.read() - begin))
+                return ask(llm, items, params), len(items) / (clock.read() - begin)
 
             return take
 
         every = ways(items, args.max_tokens, args.slot_length)
         turns = paired.take_turns({n: contender(p) for n, p in every.items()}, args.repeats)
-    rates = {name: [turn.rate for turn in taken] for name, taken in turns.items()}
+    rates = {name: [rate for _, rate in taken] for name, taken in turns.items()}
     for name, taken in turns.items():
-        right, valid, forwards, most = taken[-1].found
+        right, valid, forwards, most = taken[-1][0]
         cells = f"{right:.4f}", f"{valid:.4f}", f"{forwards:.2f}", most
         speed = f"{median(rates[name]):.1f}", paired.ratio(rates[name], rates["free"])
         print(paired.row(name, *cells, *speed))

@@ -140,19 +140,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40_000)
     parser.add_argument("--time-slice", type=int, default=64)
     parser.add_argument("--seed", type=int, default=7)
-    given = parser.parse_args()
-    coming = arrivals(given.steps, given.gap, given.long, given.tokens, given.seed)
-    ended, preemptions = simulate(coming, given.slots, given.pages, given.rate, given.time_slice)
-    for name, long in (("short", False), ("long", True)):
-        took = sorted(
-            ended[each.uid] - each.at for each in coming if (each.uid < given.long) == long
-        )
-        if took:
+    args = parser.parse_args()
+    coming = arrivals(args.steps, args.gap, args.long, args.tokens, args.seed)
+    ended, preemptions = simulate(coming, args.slots, args.pages, args.rate, args.time_slice)
+    for name, some in (("short", coming[args.long :]), ("long", coming[: args.long])):
+        if took := [ended[each.uid] - each.at for each in some]:
             p50, p95 = percentile(took, 50), percentile(took, 95)
-            print(
-                f"{name:>5}: {len(took)} requests, steps p50 {p50:.0f}, p95 {p95:.0f}, "
-                f"most {took[-1]}, mean {mean(took):.0f}"
-            )
+            found = f"p50 {p50:.0f}, p95 {p95:.0f}, most {max(took)}, mean {mean(took):.0f}"
+            print(f"{name:>5}: {len(took)} requests, steps {found}")
     print(f"{preemptions} preemptions; {max(ended.values())} steps in all")
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.mix_rule import by_rule
-from benchmarks.paths import GOLDEN
+from benchmarks.random_checkpoint import GOLDEN
 from diffray.components.image import Image
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request

@@ -24,9 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.paths import GOLDEN
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import choose_build
+
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,20 +3,18 @@
     python -m benchmarks.routing
 
 Each server has three replicas of the same model. Clients hold conversations, one turn after the
-other, and think in between; all conversations share the system message. The JSON report has the hit
-rate (of the tokens that a conversation's earlier turns left on some replica, the share that later
-turns read), the time of a turn, and the ratios of these numbers with and without routing, over the
-turns of all rounds. Rounds are short, so that other work on the machine slows both servers alike.
-Every round has another seed, so none finds the prefixes of another.
+other, and think in between; all conversations share the system message. The hit rate is, of the
+tokens that a conversation's earlier turns left on some replica, the share that later turns read.
+Rounds are short, so that other work on the machine slows both servers alike; every round has
+another seed, so that none finds the prefixes of another.
 """
 
 import argparse
 import asyncio
-import json
 import random
 import time
 from functools import partial
-from statistics import median
+from itertools import chain
 from typing import NamedTuple
 
 import httpx2
@@ -83,32 +81,17 @@ def numbers(turns: list[Turn]) -> dict[str, float]:
     }
 
 
-def compared(urls: dict[str, str], args: Json) -> Json:
-    with_it, without = urls
-    rounds = paired.take_turns(
-        {name: partial(hold, url, args) for name, url in urls.items()},
-        args["rounds"],
-        describe=lambda turns: str(rounded(numbers(turns))),
-    )
-    turns = {name: [turn for each in of_one for turn in each] for name, of_one in rounds.items()}
-    pairs = zip(*(map(numbers, rounds[name]) for name in urls), strict=True)
-    ratios = [{what: one[what] / other[what] for what in one} for one, other in pairs]
-    of_all = {name: numbers(turns[name]) for name in urls}
-    return {
-        "options": args,
-        "turns": len(turns[with_it]),
-        **{name: rounded(each) for name, each in of_all.items()},
-        "ratio of all": rounded(
-            {what: of_all[with_it][what] / of_all[without][what] for what in ratios[0]}
-        ),
-        "median of the rounds' ratios": rounded(
-            {what: median(each[what] for each in ratios) for what in ratios[0]}
-        ),
-    }
-
-
-def rounded(found: dict[str, float]) -> dict[str, float]:
-    return {what: round(value, 3) for what, value in found.items()}
+def table(rounds: dict[str, list[list[Turn]]]) -> list[str]:
+    """Return a row for each number: of all turns, their ratio, and the rounds' median ratio."""
+    rows = [paired.head("", *rounds, "ratio", "median of the rounds' ratios (range)")]
+    routed, plain = (numbers([*chain(*found)]) for found in rounds.values())
+    for what in routed:
+        ours, theirs = ([numbers(turns)[what] for turns in found] for found in rounds.values())
+        cells = routed[what], plain[what], routed[what] / plain[what]
+        rows.append(
+            paired.row(what, *(f"{cell:.3f}" for cell in cells), paired.ratio(ours, theirs))
+        )
+    return rows
 
 
 def main() -> None:
@@ -127,10 +110,17 @@ def main() -> None:
     args = vars(parser.parse_args())
     flags = f"{args['model']} --replicas {args['replicas']} --device cpu --cpu-threads 1".split()
     with serve_process(*flags, "--prefix-routing") as routed, serve_process(*flags) as plain:
-        urls = {"prefix routing": routed.url, "least busy replica": plain.url}
         for server in (routed, plain):
             server.wait_for(" is ready at ", 1)
-        print(json.dumps(compared(urls, args), indent=1))
+        contenders = {
+            "prefix routing": partial(hold, routed.url, args),
+            "least busy replica": partial(hold, plain.url, args),
+        }
+        rounds = paired.take_turns(
+            contenders, args["rounds"], describe=lambda turns: str(numbers(turns))
+        )
+    print(f"{args['clients']} clients, {args['rounds']} rounds")
+    print("\n".join(table(rounds)))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ docs/gpu.md has what an H200 showed.
 
 import argparse
 import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -20,7 +21,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Sequence as Items
 from contextlib import redirect_stdout, suppress
 from functools import partial
 from itertools import product
@@ -28,12 +28,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
-from benchmarks.gpu.program import (
-    end_with_parent,
-    ended_by_signals,
-    missing_packages,
-    need_cuda,
-)
+from benchmarks.gpu.program import end_with_parent, ended_by_signals, need_cuda
 
 MOE: Final = "--shape llada-moe-7b-a1b"
 SIZE: Final = "--window 64 --context 1024"
@@ -45,6 +40,7 @@ BATCH: Final = f"{MOE} --rows 8 32 {SIZE}"
 FOREIGN: Final = ".yardstick"  # with another project's kernels, outside this repository
 ALL: Final = "--weights bfloat16 int8 float8 float8_rows"
 KINDS: Final = "--cache dual vicinity --decoder fixed credit"
+ENGINE_NEEDS: Final = "pydantic", "safetensors", "tqdm"
 _LAST_WORDS_S: Final = 15.0
 
 
@@ -97,8 +93,17 @@ REHEARSED: Final = (
 
 
 def main() -> None:
-    args = _parser().parse_args()
-    begin = [run.name for run in RUNS].index(args.begin) if args.begin else 0
+    names = [run.name for run in RUNS]
+    parser = argparse.ArgumentParser(description="Run the GPU programs one after the other.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for reports and logs")
+    parser.add_argument("--archive", type=Path, help="default: FOLDER.tar.gz beside the folder")
+    parser.add_argument("--minutes", type=float, default=90, help="start nothing after this")
+    parser.add_argument("--only", nargs="+", choices=names)
+    parser.add_argument("--from", dest="begin", choices=names, help="go on with this one")
+    parser.add_argument("--rehearse", action="store_true", help="only what needs no GPU")
+    parser.add_argument("--dry-run", action="store_true", help="show the commands, run none")
+    args = parser.parse_args()
+    begin = names.index(args.begin) if args.begin else 0
     wanted = [run for run in RUNS[begin:] if not args.only or run.name in args.only]
     if not Path(FOREIGN).is_dir():
         wanted = [run for run in wanted if run.program != "yardstick"]
@@ -112,12 +117,13 @@ def main() -> None:
         wanted = [*REHEARSED]
     else:
         need_cuda()
-    if missing := missing_packages():
+    if missing := [name for name in ENGINE_NEEDS if importlib.util.find_spec(name) is None]:
         print(f"Programs that run the engine will fail: pip install {' '.join(missing)}")
     archive = args.archive or args.out.with_name(f"{args.out.name}.tar.gz")
     if args.begin is None:
         shutil.rmtree(choices_of(args.out), ignore_errors=True)
-    clear(args.out, wanted)
+    for run, ending in product(wanted, ("json", "log")):  # would pass for results of this run
+        (args.out / f"{run.name}.{ending}").unlink(missing_ok=True)
     end = time.monotonic() + 60 * args.minutes
     with (args.out / "summary.txt").open("w") as summary, ended_by_signals():
         for run in wanted:
@@ -140,20 +146,6 @@ def last_lines(log: Path, most: int = 12) -> list[str]:
     return [f"    {line[:200]}" for line in lines if "it/s" not in line][-most:]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Run the GPU programs one after the other.")
-    parser.add_argument("--out", type=Path, required=True, help="folder for reports and logs")
-    parser.add_argument("--archive", type=Path, help="default: FOLDER.tar.gz beside the folder")
-    parser.add_argument("--minutes", type=float, default=90, help="start nothing after this")
-    parser.add_argument("--only", nargs="+", choices=[run.name for run in RUNS])
-    parser.add_argument(
-        "--from", dest="begin", choices=[run.name for run in RUNS], help="go on with this one"
-    )
-    parser.add_argument("--rehearse", action="store_true", help="only what needs no GPU")
-    parser.add_argument("--dry-run", action="store_true", help="show the commands, run none")
-    return parser
-
-
 def command(run: Run) -> list[str]:
     return [sys.executable, "-m", f"benchmarks.gpu.{run.program}", *run.arguments.split()]
 
@@ -173,15 +165,9 @@ def choices_of(folder: Path) -> Path:
     return folder / "choices"
 
 
-def clear(folder: Path, wanted: Items[Run]) -> None:
-    """Remove an earlier run's results, which would pass for results of this run."""
-    for run, ending in product(wanted, ("json", "log")):
-        (folder / f"{run.name}.{ending}").unlink(missing_ok=True)
-
-
 def carry_out(run: Run, seconds: float, folder: Path) -> str:
     """Run a program for at most `seconds`; return a line with its outcome."""
-    report, log = folder / f"{run.name}.json", folder / f"{run.name}.log"
+    report, log = (folder / f"{run.name}.{ending}" for ending in ("json", "log"))
     begin, late = time.monotonic(), ""
     more = "--out", str(report), "--choices", str(choices_of(folder))
     with log.open("w") as out:
@@ -197,7 +183,12 @@ def carry_out(run: Run, seconds: float, folder: Path) -> str:
         except subprocess.TimeoutExpired:
             late = "out of time; "
         finally:
-            _end(process)
+            process.terminate()  # it reports what it has
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_LAST_WORDS_S)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     took = time.monotonic() - begin
     return f"{took:4.0f} s  {late}{outcome(report, process.returncode, log)}"
 
@@ -214,21 +205,10 @@ def outcome(report: Path, code: int, log: Path) -> str:
     if told["wrong"]:
         wrong = [row["case"] for row in told["rows"] if row.get("right") is False]
         said.append(f"WRONG: {told['wrong']} of {len(told['rows'])} cases, first {wrong[0]}")
-    said += told["verdicts"]
     if not said and code:
         said = [f"FAILED ({code})"]
     judged = any(row.get("right") for row in told["rows"])
     return "; ".join(said) or ("right" if judged else "measured")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a program, so that it reports what it has; then kill it with its workers."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_LAST_WORDS_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def pack(folder: Path, archive: Path) -> None:

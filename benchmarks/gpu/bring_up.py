@@ -18,17 +18,15 @@ from benchmarks.gpu import choices
 from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.random_model import WEIGHTS, config_of, quantization_of
 from benchmarks.gpu.shapes import ALL, SHAPES
+from diffray.workers.bring_up.one_layer import Sizes, Step
+from diffray.workers.bring_up.trial_process import TrialPlan
+from diffray.workers.bring_up.trials import TimeLimits, run_trials
 
 TABLE = "diffray.kernels.triton.table"
 _LENGTH = 4096  # of the longest context
 
 
 def main() -> None:
-    args = parser().parse_args()
-    run(plan, args, _line, engine=True)
-
-
-def parser() -> argparse.ArgumentParser:
     parser = arguments("Find out which variants of the kernels to run.")
     parser.add_argument("--shape", choices=ALL, nargs="+", default=[*SHAPES])
     parser.add_argument("--weights", choices=WEIGHTS, nargs="+", default=["bfloat16"])
@@ -36,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, nargs="+", help="default: the steps that engines run")
     parser.add_argument("--window", type=int, default=64)
     parser.add_argument("--context", type=int, default=1024)
-    return parser
+    run(plan, parser.parse_args(), _line)
 
 
 def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
@@ -59,20 +57,14 @@ def tried(
     table: str = TABLE,
 ) -> Row:
     """Try all variants for a model, and write the outcomes to the folder, if given."""
-    from diffray.workers.bring_up.one_layer import Sizes, Step
-    from diffray.workers.bring_up.trial_process import TrialPlan
-    from diffray.workers.bring_up.trials import TimeLimits, run_trials
-
     shape, weights = row["shape"], row["weights"]
-    quantized = quantization_of(ALL[shape], weights)
     sizes = Sizes(
         config=config_of(ALL[shape], _LENGTH),
         dtype=dtype,
-        quantization=quantized,
+        quantization=quantization_of(ALL[shape], weights),
         steps=tuple(Step(*size) for size in row["steps"]),
     )
-    graphs = device == "cuda"
-    plan = TrialPlan(sizes=sizes, device=device, table=table, graphs=graphs)
+    plan = TrialPlan(sizes=sizes, device=device, table=table, graphs=device == "cuda")
     limits = TimeLimits()
     if budget := row["budget"]:
         limits = limits._replace(budget=budget, limit=budget + 20)

@@ -101,12 +101,11 @@ def _compare(
         same = (got[0] == expected[0]).view(len(same), -1).all(1)
     errors = []
     for ours, theirs in zip(got[case.exact_ids :], expected[case.exact_ids :], strict=True):
-        if ours.numel() == 0:
-            continue
-        if case.exact_ids:
-            ours, theirs = ours[same], theirs[same]
-        reference = theirs.double()
-        errors.append(float((ours.double() - reference).norm() / reference.norm().clamp(min=1e-30)))
+        if ours.numel():
+            kept = same if case.exact_ids else ...
+            exact = theirs[kept].double()
+            error = (ours[kept].double() - exact).norm() / exact.norm().clamp(min=1e-30)
+            errors.append(float(error))
     return max(errors), 1.0 - float(same.float().mean())
 
 

@@ -1,6 +1,6 @@
 """The serving engine with random weights; a script says how many tokens each step accepts.
 
-It needs what the engine needs (pydantic, safetensors, tqdm), so programs import it in their cases.
+It needs what the engine needs: pydantic, safetensors and tqdm.
 """
 
 import time

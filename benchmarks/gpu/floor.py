@@ -87,11 +87,11 @@ class Text(NamedTuple):
         # Where attention is causal, a block's first step stores the block before it.
         whole = 2 * self.block if self.cache == "exact" else length
 
-        def of(window: int) -> float:
-            return step_ms(shape, Work(self.rows, window, length), self.weights, found) / 1e3
-
-        over_everything = self.over_everything
-        return over_everything * of(whole) + (steps - over_everything) * of(near)
+        of_whole, of_near = (
+            step_ms(shape, Work(self.rows, window, length), self.weights, found) / 1e3
+            for window in (whole, near)
+        )
+        return self.over_everything * of_whole + (steps - self.over_everything) * of_near
 
     @property
     def over_everything(self) -> int:

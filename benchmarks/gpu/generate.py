@@ -7,10 +7,9 @@
 
 Weights are random, so the tokens mean nothing; how many become final in a step is scripted: 3.87
 and 5.67 tokens per forward are what dInfer reports for LLaDA-MoE without and with trajectory
-distillation. Everything else is as in serving: planning, cache refreshes, acceptance, the report
-of tokens, and the prompt's time. Tokens per second count all rows; forwards are the model's.
-Tokens spread over experts as if at random; the experts that a step meets are counted too. Each
-generation is timed with the variants that bring-up chose, if it ran, and with the default ones.
+distillation. Everything else is as in serving, and the prompt's time counts. Tokens per second are
+of all rows; forwards are the model's. Each generation is timed with the variants that bring-up
+chose, if it ran, and with the default ones.
 """
 
 import argparse
@@ -22,17 +21,19 @@ from itertools import product
 import torch
 
 from benchmarks.gpu.choices import choices_for, kinds
+from benchmarks.gpu.engine import experts_met, random_engine, replays, run_to_the_end, scripted
 from benchmarks.gpu.floor import Text
 from benchmarks.gpu.measure import ceilings, noted_variants
 from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.random_model import WEIGHTS, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES
 from diffray.kernels.choose import OPTIONS, choose_kernels
+from diffray.workers.engine import Engine
+from diffray.workers.messages import Request
 
 
 def main() -> None:
-    args = parser().parse_args()
-    run(plan, args, _line, engine=True)
+    run(plan, parser().parse_args(), _line)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,59 +70,24 @@ def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
 
 
 def timed(row: Row, args: argparse.Namespace) -> Row:
-    """Return a generation's times and, on a GPU, its share of the least time's speed."""
-    with noted_variants() as ran:
-        found = _generated(row, args)
-    if args.device == "cuda":
-        sizes = args.prompt, args.tokens, args.block
-        text = Text(row["rows"], row["rate"], row["cache"], row["weights"], *sizes)
-        floor_s = text.seconds(ALL[row["shape"]], ceilings())
-        found |= {"floor_s": floor_s, "share_of_floor": floor_s / found["seconds"]}
-    return found | {"ran": ran}
-
-
-def _generated(row: Row, args: argparse.Namespace) -> Row:
-    """Return the median of several runs after a warm-up, and the peak memory of all."""
-    from benchmarks.gpu.engine import (
-        experts_met,
-        random_engine,
-        replays,
-        run_to_the_end,
-        scripted,
-    )
-
+    """Return the median of several runs after a warm-up and, on a GPU, its share of the floor's."""
     shape, rows, device = ALL[row["shape"]], row["rows"], torch.device(args.device)
     torch.manual_seed(0)
     chosen = choices_for(row["variants"], args.choices, row["shape"], row["weights"])
-    kernels = choose_kernels(args.kernels, device, getattr(torch, args.dtype), chosen)
     length = args.prompt + args.tokens + 2 * args.block
-    how = device, kernels, args.dtype, row["weights"]
-    model = random_model(shape, length, rows * length, *how)
     graphs = {"cuda_graphs": False} if args.no_graphs else {}
-    engine = random_engine(model, max_num_seqs=rows, graph_block_length=args.block, **graphs)
+    with noted_variants() as ran:
+        kernels = choose_kernels(args.kernels, device, getattr(torch, args.dtype), chosen)
+        how = device, kernels, args.dtype, row["weights"]
+        model = random_model(shape, length, rows * length, *how)
+        engine = random_engine(model, max_num_seqs=rows, graph_block_length=args.block, **graphs)
     steps = round(args.tokens / row["rate"])
     script = shape, args.prompt, args.tokens, steps, args.block, row["cache"]
     requests = [scripted(uid, *script) for uid in range(rows)]
     pace = args.steps_per_round, row["decoder"]
-    timed: list[Row] = []
-    for number in range(args.runs + 1):
-        forwards, tokens = engine.forwards, engine.tokens
-        begin = time.perf_counter()
-        with replays() as replayed:
-            rounds = sorted(run_to_the_end(engine, requests, *pace))
-        seconds = time.perf_counter() - begin
-        if number:
-            found = {
-                "seconds": seconds,
-                "tokens": engine.tokens - tokens,
-                "forwards": engine.forwards - forwards,
-                "replays": len(replayed),
-                "median_round_ms": rounds[len(rounds) // 2] * 1e3,
-            }
-            timed.append(found)
-    median = sorted(timed, key=lambda each: each["seconds"])[len(timed) // 2]
-    peak = torch.cuda.max_memory_allocated() / 2**30 if args.device == "cuda" else None
-    return {
+    every = [_run(engine, requests, *pace) for _ in range(args.runs + 1)][1:]
+    median = sorted(every, key=lambda each: each["seconds"])[len(every) // 2]
+    found = {
         **row,
         **experts_met(engine, requests, *pace),
         "steps_per_round": args.steps_per_round,
@@ -130,7 +96,26 @@ def _generated(row: Row, args: argparse.Namespace) -> Row:
         "tokens_per_s": median["tokens"] / median["seconds"],
         "tokens_per_forward": median["tokens"] / median["forwards"] / rows,
         "forwards_per_s": median["forwards"] / median["seconds"],
-        "peak_memory_gib": peak,
+        "ran": ran,
+    }
+    if args.device == "cuda":
+        found["peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        sizes = row["weights"], args.prompt, args.tokens, args.block
+        floor_s = Text(rows, row["rate"], row["cache"], *sizes).seconds(shape, ceilings())
+        found |= {"floor_s": floor_s, "share_of_floor": floor_s / found["seconds"]}
+    return found
+
+
+def _run(engine: Engine, requests: list[Request], steps: int, decoder: str) -> Row:
+    forwards, tokens, begin = engine.forwards, engine.tokens, time.perf_counter()
+    with replays() as replayed:
+        rounds = sorted(run_to_the_end(engine, requests, steps, decoder))
+    return {
+        "seconds": time.perf_counter() - begin,
+        "tokens": engine.tokens - tokens,
+        "forwards": engine.forwards - forwards,
+        "replays": len(replayed),
+        "median_round_ms": rounds[len(rounds) // 2] * 1e3,
     }
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,34 +46,29 @@ def source_facts() -> dict[str, Any]:
 
 
 def device_facts() -> dict[str, Any]:
-    """Return the GPU, its driver, and the version of Triton."""
+    """Return the version of Triton, the GPU, its driver, and the clocks that this allows."""
     found: dict[str, Any] = {"triton": None}
-    try:
+    with suppress(ImportError):
         import triton
 
         found["triton"] = triton.__version__
-    except ImportError:
-        pass
     if torch.cuda.is_available():
         device = torch.cuda.get_device_properties(0)
         query = "--query-gpu=driver_version,clocks.max.sm,clocks.max.mem,power.limit"
-        driver = _output("nvidia-smi", query, "--format=csv,noheader")
-        found |= {
-            "gpu": device.name,
-            "driver": driver,  # and the clocks that it allows
-            "multiprocessors": device.multi_processor_count,
-            "memory_gib": round(device.total_memory / 2**30, 1),
-        }
+        found["gpu"] = device.name
+        found["driver"] = _output("nvidia-smi", query, "--format=csv,noheader")
+        found["multiprocessors"] = device.multi_processor_count
+        found["memory_gib"] = round(device.total_memory / 2**30, 1)
     return found
 
 
 def _output(*command: str) -> str | None:
     """Return what a command prints; None if it fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=20
+        ).strip()
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,48 +106,38 @@ def noted_variants(
         yield noted
 
 
-class Clock:
-    """Times work on the device, each run from a cold cache."""
-
-    def __init__(self, device: torch.device, runs: int) -> None:
-        self.runs = runs
-        self._flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device=device)
-
-    def seconds(self, run: Callable[[], object], *, cold: bool = True) -> float:
-        """Return the median time of a run."""
-        for _ in range(3):
-            run()
-        pairs = []
-        for number in range(self.runs):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            if cold:
-                # It also keeps the device busy while the host enqueues what is timed.
-                self._flush.fill_(number)
-            start.record()
-            run()
-            stop.record()
-            pairs.append((start, stop))
-        torch.cuda.synchronize()
-        return statistics.median(float(a.elapsed_time(b)) for a, b in pairs) / 1e3
-
-
 @cache
-def the_clock(runs: int) -> Clock:
-    """Return this process's clock of the current device."""
-    return Clock(torch.device("cuda", torch.cuda.current_device()), runs)
+def _cold() -> torch.Tensor:
+    return torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+
+
+def median_s(run: Callable[[], object], runs: int, *, cold: bool = True) -> float:
+    """Return the median time of a run on the device, each from a cold cache, after a warm-up."""
+    for _ in range(3):
+        run()
+    pairs = []
+    for number in range(runs):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if cold:
+            # It also keeps the device busy while the host enqueues what is timed.
+            _cold().fill_(number)
+        start.record()
+        run()
+        stop.record()
+        pairs.append((start, stop))
+    torch.cuda.synchronize()
+    return statistics.median(float(a.elapsed_time(b)) for a, b in pairs) / 1e3
 
 
 @cache
 def ceilings() -> Ceilings:
     """Measure what the device can do: bytes and bfloat16 operations per second."""
-    clock = the_clock(30)
     source = torch.empty(1 << 30, dtype=torch.int32, device="cuda").fill_(7)
     target = torch.empty_like(source)
-    copy_s = clock.seconds(lambda: target.copy_(source))
-    moved = 2 * source.numel() * 4
+    copy_s = median_s(lambda: target.copy_(source), 30)
     a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
-    product_s = clock.seconds(lambda: a @ b, cold=False)
-    return Ceilings(moved / copy_s, 2 * 8192**3 / product_s)
+    product_s = median_s(lambda: a @ b, 30, cold=False)
+    return Ceilings(2 * source.nbytes / copy_s, 2 * 8192**3 / product_s)
 
 
 def graphed(run: Callable[[], object]) -> Callable[[], None]:

@@ -16,22 +16,19 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Items
 from contextlib import closing, contextmanager
-from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from benchmarks.gpu.measure import device_facts, noted_variants, source_facts
-from benchmarks.gpu.targets import verdicts
 
 Row = dict[str, Any]
 Plan = Callable[[argparse.Namespace], dict[str, Callable[[], Row]]]
 
-ENGINE_NEEDS = ("pydantic", "safetensors", "tqdm")
 _PRCTL, _PR_SET_PDEATHSIG = ctypes.CDLL(None).prctl, 1
 _SIGNALS = signal.SIGINT, signal.SIGTERM
 
@@ -39,7 +36,7 @@ _SIGNALS = signal.SIGINT, signal.SIGTERM
 def arguments(what: str) -> argparse.ArgumentParser:
     """Return a parser with the options of every GPU program."""
     parser = argparse.ArgumentParser(description=what)
-    parser.add_argument("--out", type=_new_file, help="write the JSON report here, not to stdout")
+    parser.add_argument("--out", type=Path, help="write the JSON report here, not to stdout")
     parser.add_argument(
         "--choices", type=Path, help="the folder that `bring_up` writes; without it defaults run"
     )
@@ -48,28 +45,11 @@ def arguments(what: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _new_file(name: str) -> Path:
-    """Return the path of a report; remove an earlier one, even if this run writes none."""
-    path = Path(name)
-    path.unlink(missing_ok=True)
-    return path
-
-
 def need_cuda() -> None:
     """End the program with one sentence and exit status 2 if there is no CUDA device."""
     if not torch.cuda.is_available():
-        _refuse("This needs a GPU, and torch sees no CUDA device here; run it where there is one.")
-
-
-def missing_packages() -> list[str]:
-    """Return the missing packages that the engine needs besides torch and Triton."""
-    return [name for name in ENGINE_NEEDS if find_spec(name) is None]
-
-
-def need_engine() -> None:
-    """End the program with one sentence and exit status 2 if the engine cannot be imported."""
-    if missing := missing_packages():
-        _refuse(f"This runs the engine, which needs more: pip install {' '.join(missing)}")
+        print("This needs a GPU, and torch sees no CUDA device here.", file=sys.stderr)
+        raise SystemExit(2)
 
 
 def end_with_parent(last: signal.Signals) -> None:
@@ -77,77 +57,50 @@ def end_with_parent(last: signal.Signals) -> None:
     _PRCTL(_PR_SET_PDEATHSIG, last)
 
 
-def _refuse(why: str) -> NoReturn:
-    print(why, file=sys.stderr)
-    raise SystemExit(2)
-
-
-def run(
-    plan: Plan, args: argparse.Namespace, line: Callable[[Row], str], *, engine: bool = False
-) -> None:
+def run(plan: Plan, args: argparse.Namespace, line: Callable[[Row], str]) -> None:
     """Run the cases of a plan, each guarded; exit with status 1 if a case is wrong.
 
     `plan` returns the cases by name without touching the device; workers call it again. A case
-    returns its row, in which `right` is True or False if there is something to judge. `engine`
-    says that cases need what the engine needs.
+    returns its row, in which `right` is True or False if there is something to judge.
     """
+    if args.out is not None:
+        args.out.unlink(missing_ok=True)  # of an earlier run
     if not args.list and getattr(args, "device", "cuda") == "cuda":
         need_cuda()
-    if engine:
-        need_engine()
     names = list(plan(args))
     if args.list:
         print(*names, sep="\n")
         return
-    program, rows = Path(sys.argv[0]).stem, list[Row]()
-    facts, variants = source_facts(), dict[str, str]()
-
-    def write(*, last: bool = False) -> Row:
-        report = {
-            "program": program,
-            "complete": len(rows) == len(names) > 0,
-            "cases": len(names),
-            "wrong": sum(row.get("right") is False for row in rows),
-            "verdicts": verdicts(program, rows, facts.get("gpu", "")),
-            "facts": facts,
-            "variants": variants,
-            "rows": rows,
-        }
-        if args.out is not None:
-            _replace(args.out, json.dumps(report, indent=1) + "\n")
-        elif last:
-            print(json.dumps(report, indent=1))
-        return report
-
+    report: Row = {"program": Path(sys.argv[0]).stem, "complete": False, "cases": len(names)}
+    report |= {"wrong": 0, "facts": source_facts(), "variants": {}, "rows": []}
     with ended_by_signals():
-        write()
         try:
+            _write(args.out, report)
             with closing(_messages(plan, args, names)) as messages:
                 for message in messages:
-                    facts |= message.get("facts", {})
-                    variants |= message.get("variants", {})
-                    if "row" in message:
-                        rows.append(message["row"])
-                        print(_line(rows[-1], line), flush=True)
-                        write()
+                    report["facts"] |= message.get("facts", {})
+                    report["variants"] |= message.get("variants", {})
+                    if row := message.get("row"):
+                        report["rows"].append(row)
+                        report["complete"] = len(report["rows"]) == len(names)
+                        report["wrong"] += row.get("right") is False
+                        mark = {True: "right", False: "WRONG", None: "     "}[row.get("right")]
+                        said = row.get("failure") or line(row)
+                        print(f"{mark} {row['case']:52} {said}", flush=True)
+                        _write(args.out, report)
         finally:
-            report = write(last=True)
-    for verdict in report["verdicts"]:
-        print(verdict)
-    if report["wrong"]:
-        raise SystemExit(f"{report['wrong']} of {len(rows)} cases failed; see the lines with WRONG")
+            if args.out is None:
+                print(json.dumps(report, indent=1))
+    if wrong := report["wrong"]:
+        raise SystemExit(f"{wrong} of {len(names)} cases failed; see the lines with WRONG")
 
 
-def _line(row: Row, line: Callable[[Row], str]) -> str:
-    mark = {True: "right", False: "WRONG", None: "     "}[row.get("right")]
-    return f"{mark} {row['case']:52} {row['failure'] if 'failure' in row else line(row)}"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file in one step, so that a reader never finds half of it."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text)
-    part.replace(path)
+def _write(path: Path | None, report: Row) -> None:
+    """Write the report in one step, so that a reader never finds half of it."""
+    if path is not None:
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(json.dumps(report, indent=1) + "\n")
+        part.replace(path)
 
 
 @contextmanager
@@ -166,55 +119,46 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def _messages(plan: Plan, args: argparse.Namespace, names: Items[str]) -> Generator[Row]:
-    """Yield each worker's facts, and a row for every case."""
-    done = 0
-    while done < len(names):
-        for message in _one_worker(plan, args, names[done:]):
-            yield message
-            done += "row" in message
+    """Yield each worker's facts, the variants that run, and a row for every case."""
+    left, context = list(names), get_context("spawn")
+    while left:
+        here, there = context.Pipe(duplex=False)
+        worker = context.Process(target=_work, args=(plan, args, left, there), daemon=True)
+        worker.start()
+        there.close()
+        begin, ready, picked, row = time.perf_counter(), False, dict[str, str](), Row()
+        try:
+            while left and "failure" not in row:
+                message = _next(here, worker, args.case_seconds)
+                if failure := message.get("failure"):
+                    if not ready:
+                        raise SystemExit(f"No case could be run: {failure}")
+                    message = {"row": _failed(left[0], failure, begin)}
+                ready = True  # the worker's facts come first
+                picked |= message.get("variants", {})
+                if row := message.get("row", {}):
+                    left.pop(0)
+                    row |= {"variants": picked} if "failure" in row else {}
+                    begin, picked = time.perf_counter(), {}
+                yield message
+        finally:
+            worker.kill()
+            worker.join()
+            here.close()
 
 
-def _one_worker(plan: Plan, args: argparse.Namespace, names: Items[str]) -> Iterator[Row]:
-    """Yield what a worker sends, up to the first error or the end of the worker."""
-    context = get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    worker = context.Process(target=_work, args=(plan, args, names, there), daemon=True)
-    worker.start()
-    there.close()
+def _next(pipe: Connection, worker: Any, seconds: float) -> Row:
+    """Return what a worker sends, or why it sends nothing."""
     try:
-        for name in ("", *names):  # the worker's facts come first
-            begin, failure, picked = time.perf_counter(), "", dict[str, str]()
-            message: Row = {"variants": {}}
-            try:
-                while "variants" in message:  # a case reports them before they run
-                    yield message
-                    picked |= message["variants"]
-                    if here.poll(args.case_seconds):
-                        message = here.recv()
-                    else:
-                        failure = f"no answer for {args.case_seconds:g} s"
-                        break
-            except EOFError:
-                worker.join(10)
-                failure = f"the process ended with {_ending(worker.exitcode)}"
-            if failure and not name:
-                raise SystemExit(f"No case could be run: {failure}")
-            if failure:
-                message = {"row": _failed(name, failure, begin)}
-            if "failure" in message.get("row", ()):
-                message["row"]["variants"] = picked
-            yield message
-            if "failure" in message.get("row", ()):
-                return
-    finally:
-        worker.kill()
-        worker.join()
-        here.close()
-
-
-def _ending(code: int | None) -> str:
-    """Return how a process ended."""
-    return signal.Signals(-code).name if code is not None and code < 0 else f"status {code}"
+        if pipe.poll(seconds):
+            message: Row = pipe.recv()
+            return message
+        return {"failure": f"no answer for {seconds:g} s"}
+    except EOFError:
+        worker.join(10)
+        code = worker.exitcode or 0
+        how = signal.Signals(-code).name if code < 0 else f"status {code}"
+        return {"failure": f"the process ended with {how}"}
 
 
 def _failed(case: str, failure: str, begin: float) -> Row:

@@ -97,24 +97,16 @@ def config_of(shape: Shape, length: int) -> dict[str, Any]:
     """Return the config.json of a published layout with these sizes."""
     own = shape.sparse
     sizes = shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.width, shape.vocab
-    both: dict[str, Any] = {"head_dim": shape.head_dim, "rotary_dim": shape.rotated}
-    both |= {"max_sequence_length": length, "max_position_embeddings": length}
+    more: dict[str, Any] = {"head_dim": shape.head_dim, "rotary_dim": shape.rotated}
+    more |= {"max_sequence_length": length, "max_position_embeddings": length}
     if own is None:
-        return random_checkpoint.config_of("llada", random_checkpoint.Shape(*sizes)) | both
+        return random_checkpoint.config_of("llada", random_checkpoint.Shape(*sizes)) | more
+    more["num_experts_per_tok"] = own.chosen
+    more["partial_rotary_factor"] = shape.rotated / shape.head_dim
+    if own.groups:
+        more |= {"n_group": own.groups, "topk_group": own.groups_chosen}
+        more["num_shared_experts"] = own.shared_width // own.width
+        more["first_k_dense_replace"] = own.dense_layers
+    layout = "llada2_moe" if own.groups else "llada_moe"
     checkpoint = random_checkpoint.Shape(*sizes, own.experts, own.width)
-    both |= {
-        "num_experts_per_tok": own.chosen,
-        "partial_rotary_factor": shape.rotated / shape.head_dim,
-    }
-    if own.groups == 0:
-        return random_checkpoint.config_of("llada_moe", checkpoint) | both
-    return (
-        random_checkpoint.config_of("llada2_moe", checkpoint)
-        | both
-        | {
-            "n_group": own.groups,
-            "topk_group": own.groups_chosen,
-            "num_shared_experts": own.shared_width // own.width,
-            "first_k_dense_replace": own.dense_layers,
-        }
-    )
+    return random_checkpoint.config_of(layout, checkpoint) | more

@@ -2,43 +2,40 @@
 
     python -m benchmarks.gpu.step_time
     python -m benchmarks.gpu.step_time --shape llada-moe-7b-a1b --rows 1 --window 64 --context 1024
-    python -m benchmarks.gpu.step_time --weights bfloat16 int8 float8 --out steps.json
     python -m benchmarks.gpu.step_time --part step kernels engine --cache dual vicinity
 
 The step runs from token ids to a choice for every position of the windows, with random weights, in
-a CUDA graph and without. The part `kernels` lists every kernel of one replay, by torch.profiler,
-the longest first. The part `engine` adds what the step leaves out (planning, acceptance):
-rounds of one step of the serving engine, in the middle of a block. The floor is the larger of bytes
-over measured copy bandwidth and operations over the rate of a measured bfloat16 product
-(`floor.py`). Each part is measured with the variants that bring-up chose, if it ran, and with the
-default ones.
+a CUDA graph and without; nothing is planned or accepted, so that all shapes are static. The part
+`kernels` lists every kernel of one replay. The part `engine` adds what the step leaves out: rounds
+of one step of the serving engine, inside a block. Each part is measured with the variants that
+bring-up chose, if it ran, and with the default ones; `floor.py` says what the floor is.
 """
 
 import argparse
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
+from torch import Tensor
 
 from benchmarks.gpu import floor
+from benchmarks.gpu.cases import PAGE_SIZE, last_windows
 from benchmarks.gpu.choices import choices_for, kinds
-from benchmarks.gpu.measure import ceilings, graphed, kernel_table, noted_variants, the_clock
+from benchmarks.gpu.measure import ceilings, graphed, kernel_table, median_s, noted_variants
 from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.random_model import WEIGHTS, counted_experts, random_model
-from benchmarks.gpu.shapes import ALL, SHAPES, Work
-from benchmarks.gpu.step import Step, make_step
+from benchmarks.gpu.shapes import ALL, SHAPES, Shape, Work
+from diffray.components.batch import Batch
+from diffray.components.denoiser import Denoiser
+from diffray.components.kv_pool import KVPool
 from diffray.kernels.choose import Kernels, triton_kernels
+from diffray.kernels.confidence import Confidence
 from diffray.kernels.variants import Choices
 
 
 def main() -> None:
-    args = _parser().parse_args()
-    run(plan, args, _line, engine="engine" in args.part)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = arguments("Time a full denoising step on the GPU.")
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=[*SHAPES])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
@@ -49,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache", nargs="+", default=["dual"], help="of the engine")
     parser.add_argument("--decoder", nargs="+", default=["fixed"], help="of the engine")
     parser.add_argument("--runs", type=int, default=30)
-    return parser
+    run(plan, parser.parse_args(), _line)
 
 
 def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
@@ -73,16 +70,60 @@ def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
     return found
 
 
+class Step(NamedTuple):
+    """A model, its K/V pool, and the windows that it runs."""
+
+    model: Denoiser
+    kv: KVPool
+    batch: Batch
+    ids_T: Tensor
+
+    def run(self) -> Confidence:
+        """Run all layers on all windows and choose a token for each position."""
+        hidden_TH = self.model.forward(self.model.embed(self.ids_T), self.batch, self.kv)
+        return self.model.confidence(hidden_TH, self.model.spec.vocab_size - 1, None)
+
+
+def make_step(
+    shape: Shape,
+    work: Work,
+    device: torch.device,
+    kernels: Kernels,
+    dtype: str = "bfloat16",
+    weights: str = "bfloat16",
+) -> Step:
+    """Make a model of random weights and a pool of random K/V."""
+    model = random_model(shape, work.context, work.tokens, device, kernels, dtype, weights)
+    batch, num_pages = last_windows(shape, work, device)
+    kv = KVPool(
+        shapes=model.spec.kv_shapes,
+        num_pages=num_pages,
+        page_size=PAGE_SIZE,
+        dtype=model.dtype,
+        device=device,
+        kernels=kernels,
+    )
+    kv.keys_LSGD.normal_()
+    kv.values_LSGD.normal_()
+    ids_T = torch.randint(0, shape.vocab - 1, (work.tokens,), device=device)
+    return Step(model, kv, batch, ids_T)
+
+
+def _step(row: Row, work: Work, chosen: Choices) -> Step:
+    torch.manual_seed(0)
+    how = torch.device("cuda"), triton_kernels(chosen), "bfloat16", row["weights"]
+    return make_step(ALL[row["shape"]], work, *how)
+
+
 def timed(row: Row, work: Work, chosen: Choices, runs: int) -> Row:
     """Return a step's times, its share of the roofline, and the peak memory."""
-    clock, shape, weights = the_clock(runs), ALL[row["shape"]], row["weights"]
     with noted_variants() as ran:
         step = _step(row, work, chosen)
         with counted_experts(step.model) as met:
             step.run()
-    eager_s, graph_s = clock.seconds(step.run), clock.seconds(graphed(step.run))
+    eager_s, graph_s = median_s(step.run, runs), median_s(graphed(step.run), runs)
     found = ceilings()
-    floor_ms = floor.step_ms(shape, work, weights, found)
+    floor_ms = floor.step_ms(ALL[row["shape"]], work, row["weights"], found)
     return {
         **row,
         **met,
@@ -104,12 +145,6 @@ def profiled(row: Row, work: Work, chosen: Choices, _runs: int) -> Row:
     return row | table | {"ran": ran}
 
 
-def _step(row: Row, work: Work, chosen: Choices) -> Step:
-    torch.manual_seed(0)
-    how = torch.device("cuda"), triton_kernels(chosen), "bfloat16", row["weights"]
-    return make_step(ALL[row["shape"]], work, *how)
-
-
 def timed_engine(
     row: Row,
     work: Work,
@@ -119,6 +154,7 @@ def timed_engine(
     dtype: str = "bfloat16",
 ) -> Row:
     """Return the median of the engine's rounds, of one step and one token each, inside a block."""
+    # Other parts run without what the engine needs.
     from benchmarks.gpu.engine import experts_met, random_engine, run_to_the_end, scripted
 
     shape, window = ALL[row["shape"]], min(work.window, work.context)
@@ -131,9 +167,9 @@ def timed_engine(
     script = shape, start, window, window, window, row["cache"]
     requests = [scripted(uid, *script) for uid in range(work.rows)]
     seconds = sorted(list(run_to_the_end(engine, requests, decoder=row["decoder"]))[2:-1])
-    median_s = seconds[len(seconds) // 2]
+    middle_s = seconds[len(seconds) // 2]
     met = experts_met(engine, requests, 1, row["decoder"])
-    return {**row, **met, "engine_ms": median_s * 1e3, "per_s": 1 / median_s}
+    return {**row, **met, "engine_ms": middle_s * 1e3, "per_s": 1 / middle_s}
 
 
 PARTS: Final[dict[str, Callable[..., Row]]] = {
@@ -151,9 +187,8 @@ def _line(row: Row) -> str:
     if row["part"] == "engine":
         return f"{row['engine_ms']:7.2f} ms a round{met}"
     return (
-        f"{row['graph_ms']:7.2f} ms in a graph, "
-        f"{row['eager_ms']:.2f} without, floor {row['floor_ms']:.2f} "
-        f"({row['share_of_floor']:.0%}){met}"
+        f"{row['graph_ms']:7.2f} ms in a graph, {row['eager_ms']:.2f} without,"
+        f" floor {row['floor_ms']:.2f} ({row['share_of_floor']:.0%}){met}"
     )
 
 

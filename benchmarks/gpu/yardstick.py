@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.gpu.cases import Which
 from benchmarks.gpu.check_kernels import LIMITS
-from benchmarks.gpu.measure import ceilings, graphed, the_clock
+from benchmarks.gpu.measure import ceilings, graphed, median_s
 from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.shapes import ALL, Work
 from diffray.kernels.choose import TORCH
@@ -79,7 +79,7 @@ def timed(
             each(*inputs)
     for name, each in runs.items():
         error = float((each(*inputs).double() - expected).norm() / expected.norm())
-        took_s = the_clock(args.runs).seconds(graphed(partial(each, *inputs)))
+        took_s = median_s(graphed(partial(each, *inputs)), args.runs)
         row = {"variant": name, "us": took_s * 1e6, "share": floor_s / took_s, "error": error}
         variants.append(row)
     return {
@@ -112,10 +112,8 @@ def _runs(args: argparse.Namespace, whose: str, inputs: list[Any]) -> dict[str, 
 
 
 def _line(row: Row) -> str:
-    every = [
-        f"{each['us']:.1f} us ({each['share']:.0%}) {each['variant']}" for each in row["variants"]
-    ]
-    return "; ".join(every[:3]) or "cannot be recorded"
+    best = [f"{v['us']:.1f} us ({v['share']:.0%}) {v['variant']}" for v in row["variants"][:3]]
+    return "; ".join(best) or "cannot be recorded"
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ import importlib
 import sys
 from typing import Any
 
-
-def main() -> None:
+if __name__ == "__main__":
     engine: Any = importlib.import_module("dlmserve.engine")
     uvicorn: Any = importlib.import_module("uvicorn")
     load = engine.load_llada
@@ -20,9 +19,4 @@ def main() -> None:
         return loaded
 
     engine.load_llada = load_in_float32
-    port = int(sys.argv[1])
-    uvicorn.run("dlmserve.api.server:app", host="127.0.0.1", port=port, log_level="warning")
-
-
-if __name__ == "__main__":
-    main()
+    uvicorn.run("dlmserve.api.server:app", host="127.0.0.1", port=int(sys.argv[1]))

@@ -19,7 +19,7 @@ CPUS = 6.0  # of the Ray
 
 @cache
 def start_ray() -> None:
-    from benchmarks.local_ray import local_cluster
+    from tools.local_ray import local_cluster
 
     SHARED.callback(start_ray.cache_clear)
     SHARED.enter_context(local_cluster([{"num_cpus": CPUS}]))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import ablate, random_checkpoint
-from benchmarks.paths import GOLDEN
+from tests.helpers.paths import GOLDEN
 
 SMALL = "--repeats 1 --cpu-time --requests 2 --input-len 32 --output-len 32".split()
 

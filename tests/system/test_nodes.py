@@ -21,7 +21,6 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
-from benchmarks.local_ray import MEMORY, local_cluster
 from diffray import SamplingParams
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.control.llm import DiffusionLLM
@@ -38,6 +37,7 @@ from tests.helpers.nodes import (
     wait_until,
 )
 from tests.helpers.served import pieces_of, text_of
+from tools.local_ray import MEMORY, local_cluster
 
 pytestmark = pytest.mark.long
 

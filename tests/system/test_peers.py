@@ -5,61 +5,49 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks import load, paired
-from benchmarks.peers import checkpoint, plan, served, servers
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import servers
 from benchmarks.peers.offline import BLOCK_LENGTH, gen_length
-from benchmarks.peers.run_diffusers import block_causal
+from benchmarks.peers.process import block_causal
+from benchmarks.peers.table import System, table
 from diffray.components.policy import DiffusionParams
 from tests.helpers.fake_endpoint import Answer, Asked, fake_endpoint
-
-SETTING = servers.Setting(Path("/m/llada"), threads=2, gen_length=64, steps=16, batch=8)
-
-
-def parsed(*words: str) -> Any:
-    return plan.parser().parse_args(words)
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (["dlmserve"], r"^dlmserve needs --fast-dllm FOLDER; give it, or name"),
-        (["diffusers", "--llada2-code", "/gone"], "--llada2-code /gone is not a folder"),
-        (["sampler", "--llada", "HERE"], r"has no generate.py; give a checkout that has them"),
-        (["vllm"], "'vllm' is not a peer; choose from dlmserve, dfastllm"),
-        (["--gen-length", "60"], "multiple of --steps"),
-        (["--block-length", "48"], "must divide"),
-        (["--hidden", "100"], "multiple of 64"),
-        (["--prompt-length", "9", "8"], "MIN at most MAX"),
-        (["--concurrency", "0"], "at least 1"),
+        (["diffusers", "--llada2-code", "/gone"], "--llada2-code /gone has no modeling_llada2"),
+        (["sampler", "--llada", "HERE"], r"has no generate.py; give a checkout that has it"),
+        (["dfastllm", "--fast-dllm", "CODE", "--gen-length", "60"], "multiple of --steps"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(words: list[str], reason: str, tmp_path: Path) -> None:
-    plan.check(parsed())
-    given = parsed(*(str(tmp_path) if word == "HERE" else word for word in words))
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "modeling_llada.py").write_text("")
+    places = {"HERE": tmp_path, "CODE": tmp_path / "code"}
+    args = peers.parser().parse_args([str(places.get(word, word)) for word in words])
+    args.threads = torch.get_num_threads()
     with pytest.raises(ValueError, match=reason):
-        plan.check(given)
-        plan.chosen(given)
+        peers.run(args)
 
 
 def test_all_get_the_same_greedy_request_and_the_first_decodes_as_the_peers_do() -> None:
-    found = servers.contenders(SETTING, ["dlmserve", "dfastllm"], block_length=32)
-    assert [each.server for each in found] == ["diffray", "diffray", "dlmserve", "dfastllm"]
-    assert [each.same for each in found] == [True, False, True, True]
-    same, cached = (DiffusionParams(**each.body["diffusion"]) for each in found[:2])
+    found = servers.requests(64, 16)
+    assert list(found) == ["diffray", servers.CACHED, "dlmserve", "dfastllm"]
+    same, cached = (DiffusionParams(**found[name]["diffusion"]) for name in list(found)[:2])
     assert (same.block_length, cached.block_length) == (64, 32)
     assert same.decoder == cached.decoder
     assert same.cache is not None and same.cache.kind == "none"
-    assert found[2].body == {"num_denoising_steps": 16, "block_length": 64}
-    bodies = [served.body(each, "m", "w1 w2", 64) for each in found]
-    shared = {"messages", "max_tokens", "temperature", "stream", "model"}
-    assert all({key: body[key] for key in shared} == bodies[-1] for body in bodies)
-    assert bodies[-1]["temperature"] == 0
+    assert found["dlmserve"] == {"num_denoising_steps": 16, "block_length": 64}
 
 
 def test_answers_of_another_length_are_refused() -> None:
@@ -67,28 +55,31 @@ def test_answers_of_another_length_are_refused() -> None:
         chunks: list[load.Json | str] = [chunk("w1 w2"), "[DONE]"]
         return Answer(chunks=iter(chunks))
 
-    contender = servers.Contender("peer", "peer", {})
     with fake_endpoint(stream) as endpoint:
-        started = {"peer": servers.Server(endpoint.url, "m")}
-        turn = served.turn_of(contender, started, ["w3"] * 3, 2, 2)(0)
+        server = servers.Server(endpoint.url, "m")
+        turn = servers.sender("peer", server, {}, ["w3"] * 3, 2, 2)(0)
         assert turn.rows == [["w1", "w2"]] * 3
+        assert endpoint.asked[0].body["temperature"] == 0
         with pytest.raises(ValueError, match=r"peer wrote \[2\] tokens instead of 3"):
-            served.turn_of(contender, started, ["w3"], 2, 3)(0)
+            servers.sender("peer", server, {}, ["w3"], 2, 3)(0)
 
 
 def test_rows_count_equal_tokens_of_the_same_algorithm_only() -> None:
-    found = servers.contenders(SETTING, ["dlmserve"], block_length=32)
     right, wrong = [["a", "b"], ["c", "d"]], [["a", "b"], ["c", "x"]]
     results = {
         "diffray": [paired.Turn(1.0, right)],
         "diffray, dual cache": [paired.Turn(0.5, wrong)],
-        "dlmserve": [paired.Turn(4.0, wrong)],
+        "dlmserve": [paired.Turn(4.0, wrong, [1, 3])],
     }
-    first, cached, peer = served.table_rows(8, found, results)
-    assert first == "| 8 | diffray | 4.0 | 1 | 2.00 (2.00 to 2.00) | 4/4 | 2/2 |"
-    assert cached.startswith("| 8 | diffray, dual cache | 8.0 | 0.50 (0.50 to 0.50) | 1 | another")
-    ratios = "4.00 (4.00 to 4.00) | 8.00 (8.00 to 8.00)"
-    assert peer == f"| 8 | dlmserve | 1.0 | {ratios} | 3/4 | 1/2 |"
+    systems = [System(name, lambda _: results["diffray"][0], "," not in name) for name in results]
+    _, first, cached, peer = table(systems, results)
+    assert first == "| diffray | 4.0 | 1 | 2.00 (2.00 to 2.00) |  | 4/4 |"
+    assert (
+        cached == "| diffray, dual cache | 8.0 | 0.50 (0.50 to 0.50) | 1 |  | another algorithm |"
+    )
+    assert peer == "| dlmserve | 1.0 | 4.00 (4.00 to 4.00) | 8.00 (8.00 to 8.00) | 1.00 | 3/4 |"
+    *_, judged = table(systems, results, lambda rows: f"{len(rows)} right")
+    assert judged.endswith("| 2 right |")
 
 
 def test_a_pipelines_answer_ends_with_a_block() -> None:
@@ -109,18 +100,18 @@ def test_block_causal_shows_a_query_its_own_block_and_those_before() -> None:
 def test_the_checkpoints_words_are_its_ids(tmp_path: Path) -> None:
     folder, source = tmp_path / "llada", tmp_path / "code"
     source.mkdir()
-    for name in checkpoint.LLADA_CODE:
+    for name in ("configuration_llada.py", "modeling_llada.py"):
         (source / name).write_text("")
-    checkpoint.write_llada(folder, source, layers=1, hidden=64, seed=1)
+    servers.write_llada(folder, source, layers=1, hidden=64, seed=1)
     config = json.loads((folder / "config.json").read_text())
     assert (config["mask_token_id"], config["vocab_size"]) == (126336, 126464)
-    assert (folder / "modeling_llada.py").is_file()
+    assert (folder / "modeling_llada.py").is_file() and "AutoModel" in config["auto_map"]
     head = load_file(folder / "model.safetensors")["model.transformer.ff_out.weight"]
-    assert not head[checkpoint.ORDINARY :].any() and head[checkpoint.ORDINARY - 1].any()
+    assert not head[servers.ORDINARY :].any() and head[servers.ORDINARY - 1].any()
     fast = PreTrainedTokenizerFast.from_pretrained(folder)
     ids = [5, 126079, 0, 777]
     assert fast.encode(fast.decode(ids)) == ids
-    assert fast.convert_tokens_to_ids("<|mdm_mask|>") == checkpoint.MASK_ID
+    assert fast.convert_tokens_to_ids("<|mdm_mask|>") == servers.MASK_ID
     chat = [{"role": "user", "content": "w5 w6"}]
     assert fast.apply_chat_template(chat, tokenize=False) == "w5 w6"
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
 from benchmarks.golden import FAMILIES, Case, cases_of
-from benchmarks.gpu.engine_checks import Way, engine_of, requests_of
+from benchmarks.gpu.check_engine import Way, engine_of, requests_of
 from benchmarks.gpu.measure import noted_variants
 from diffray import DiffusionLLM, SamplingParams
 from diffray.kernels.choose import TORCH, choose_kernels

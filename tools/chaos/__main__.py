@@ -17,7 +17,6 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.other_work import busy
 from tools.chaos.faults import schedule
 from tools.chaos.neighbour import next_door
 from tools.chaos.report import as_text, passed, write
@@ -25,6 +24,7 @@ from tools.chaos.run import Outcome, storm
 from tools.chaos.system import Layout, leftovers, running, shared_now
 from tools.chaos.terminal import terminal
 from tools.chaos.workload import questions
+from tools.other_work import busy
 from tools.signals import as_in_a_terminal
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import httpx2
 
-from benchmarks.other_work import busy
 from tools.chaos.run import Outcome, clients
 from tools.chaos.system import Layout, System, running
 from tools.chaos.workload import Question, questions
+from tools.other_work import busy
 
 SILENT = re.compile(r"(the replica|the coordinator|rank \d+) was silent for ([\d.]+) s")
 HUNG = re.compile(r"([^:\n]*) sent no heartbeat for .* assumed hung")

@@ -15,7 +15,7 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
-from benchmarks.local_ray import MEMORY, OPTIONS, ray_environment
+from tools.local_ray import MEMORY, OPTIONS, ray_environment
 
 HERE, THERE = "10.213.7.1", "10.213.7.2"
 _JOINED_S = 120.0

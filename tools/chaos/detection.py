@@ -18,13 +18,13 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from benchmarks.local_ray import OPTIONS, ray_environment
 from diffray.cluster.cli.bench import percentile
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.components.params import SamplingParams
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request
+from tools.local_ray import OPTIONS, ray_environment
 
 FAULTS = ("kill rank", "kill coordinator", "lose node", "hang rank", "hang coordinator")
 PROMPT = (11, 12, 13)

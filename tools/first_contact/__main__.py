@@ -18,7 +18,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.other_work import busy
 from examples.train_demo.documented import ANSWERS, EXAMPLE, FUNCTION
 from tools.first_contact.endings import ENDINGS, Terminal, end, server
 from tools.first_contact.install import (
@@ -29,6 +28,7 @@ from tools.first_contact.install import (
 )
 from tools.first_contact.rays_commands import try_rays_commands
 from tools.first_contact.report import Report
+from tools.other_work import busy
 from tools.signals import as_in_a_terminal
 
 # Two processors: which dtype "auto" is there, and which instructions are not used.

@@ -22,6 +22,7 @@ def test_an_answer_outlives_a_rank_and_says_that_its_replica_is_lost(served: Ser
     continued = served.said.count(words)
     with chromium() as tab:
         page = opened(tab, f"{served.url}/demo")
+        page.wait("!document.querySelector('#key').hidden")
         page.click("#key input")
         page.type(KEY)
         page.press("Enter")

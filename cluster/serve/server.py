@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import signal
 import threading
 import time
@@ -32,6 +33,8 @@ from diffray.cluster.serve.details import serve_details
 from diffray.cluster.serve.ray_session import running_ray
 from diffray.cluster.serve.supervisor import Ending
 from diffray.components.checkpoints.demos import description, examples
+
+log = logging.getLogger(__name__)
 
 DEADLINE_S = 3600.0  # seconds for the models to load
 _POLL_S = 0.25
@@ -195,11 +198,14 @@ def remove(applications: Applications, patience: float | None = None) -> None:
 
 
 def _delete(name: str) -> None:
-    deleted = False
-    while not deleted:
-        with contextlib.suppress(TimeoutError):  # after a minute, which requests may outlast
+    while True:
+        try:
             serve.delete(name)
-            deleted = True
+        except TimeoutError:  # after a minute, which requests may outlast
+            continue
+        except Exception as error:  # Ray may have ended meanwhile
+            log.debug("application %s: %s", name, error)
+        return
 
 
 def not_ready(applications: Applications) -> list[str]:

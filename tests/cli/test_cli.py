@@ -34,7 +34,7 @@ from tests.helpers.paths import GOLDEN
 from tests.helpers.screen import Screen
 from tests.helpers.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
 
-COMMANDS = "serve chat generate batch status doctor info convert quantize bench completion".split()
+COMMANDS = "serve chat generate batch doctor info convert quantize bench completion".split()
 BENCHMARKS = ("latency", "throughput")
 MASK = "\N{LIGHT SHADE}"
 

@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,10 @@ def put_code(folder: Path, code: Path, names: dict[str, str]) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
+def turn(send: Send, request: dict[str, Any], _: int) -> paired.Turn:
+    return paired.Turn(*send(request))
+
+
 def fast_dllm(code: Path, args: argparse.Namespace, clock: paired.Clock) -> None:
     """Reproduce Fast-dLLM's golden cases, then compare: threshold 0.9, dual cache."""
     python = Path(sys.executable)
@@ -134,7 +139,7 @@ def fast_dllm(code: Path, args: argparse.Namespace, clock: paired.Clock) -> None
                 }
                 systems = [
                     System("diffray", engine(llm, clock, prompts, lengths, at_once=True, **ours)),
-                    System("Fast-dLLM", lambda _, r=request: paired.Turn(*send(r))),  # type: ignore[misc]
+                    System("Fast-dLLM", partial(turn, send, request)),
                 ]
                 compare_systems(f"{checkpoint.name}, {name}", systems, args.repeats)
 

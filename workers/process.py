@@ -1,4 +1,4 @@
-"""Identifies a process, so that another process on its node can kill it and no other."""
+"""Processes of this machine: which one is meant, which are this one's children, and which run."""
 
 import os
 import signal
@@ -27,6 +27,25 @@ def started(pid: int) -> int | None:
     except OSError:
         return None
     return int(stat.rpartition(")")[2].split()[19])
+
+
+def children() -> set[int]:
+    """Return this process's children, including zombies."""
+    found, parent = set(), os.getpid()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[1]) == parent:
+                    found.add(int(entry.name))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process has not ended; a zombie has."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def kill(process: Process, node: str) -> None:

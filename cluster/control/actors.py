@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from contextlib import suppress
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
@@ -46,9 +47,10 @@ def first_line(error: BaseException) -> str:
 
 
 def announce(model: str, text: str) -> None:
-    """Print a line, which Ray shows on the terminal of `diffray serve`."""
-    # Not print: Serve sends a replica's sys.stdout to its log.
-    os.write(1, f"{short_name(model)}: {text}\n".encode())
+    """Write a line to stderr, which Ray shows on the terminal of `diffray serve`."""
+    with suppress(OSError):  # a terminal that was closed
+        # Not sys.stderr, which Serve sends to a replica's log.
+        os.write(2, f"{short_name(model)}: {text}\n".encode())
 
 
 def continuing(requests: int) -> str:

@@ -10,7 +10,10 @@ import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Final
+
+from diffray.workers.process import children
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +36,8 @@ def start_ray_here(**options: Any) -> Any:
     """Start Ray on this machine, with a token that only this user can read; return its context."""
     import ray
 
-    token = Path.home() / ".ray/auth_token"  # where Ray looks for one
-    token.parent.mkdir(exist_ok=True)
-    if not token.exists():  # Ray would create it with default permissions
-        token.touch(0o600)
-        token.write_text(secrets.token_hex(32))
-    token.chmod(0o600)  # perhaps it is from an earlier Ray
-    children = _children()
+    _make_token()
+    before = children()
     try:
         return ray.init(address="local", **options)
     except Exception as error:  # Ray has no type for it
@@ -47,7 +45,7 @@ def start_ray_here(**options: Any) -> Any:
             raise
         log.warning("Ray was not up within its own limit of 30 s; starting it once more")
         package = str(Path(ray.__file__).parent).encode()
-        for pid in _children() - children:  # Ray itself forgets what it has started
+        for pid in children() - before:  # Ray itself forgets what it has started
             with suppress(OSError):
                 if package in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
@@ -55,6 +53,16 @@ def start_ray_here(**options: Any) -> Any:
         return ray.init(address="local", **options)
 
 
-def _children() -> set[int]:
-    lists = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for each in lists for pid in each.read_text().split()}
+def _make_token() -> None:
+    """Create Ray's token unless the user has one: Ray would let other users read it."""
+    given = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if given or os.environ.get("RAY_AUTH_MODE") != "token":
+        return
+    folder = Path.home() / ".ray"
+    folder.mkdir(exist_ok=True)
+    token = folder / "auth_token"
+    with NamedTemporaryFile("w", dir=folder) as file, suppress(FileExistsError):
+        file.write(secrets.token_hex(32))
+        file.flush()
+        os.link(file.name, token)  # complete, whatever another server does at the same time
+    token.chmod(0o600)  # perhaps it is from an earlier Ray

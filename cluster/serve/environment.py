@@ -12,7 +12,7 @@ from diffray.cluster.serve.address import is_alone
 API_KEY = "DIFFRAY_API_KEY"  # the variable with API keys, in addition to the command line
 OPERATOR_KEY = "DIFFRAY_OPERATOR_KEY"  # the same for operators' keys
 ROUTES = "DIFFRAY_ROUTES"  # the paths of this server's models, separated by spaces
-PREFIX_ROUTED = "DIFFRAY_PREFIX_ROUTED"  # the same of applications with prefix_routing: their names
+PREFIX_ROUTED = "DIFFRAY_PREFIX_ROUTED"  # names of the applications with prefix_routing
 
 SETTINGS = RAY | {
     # Serve kills a replica that fails its health checks instead of waiting for it.

@@ -17,11 +17,11 @@ from diffray.cluster.serve.app import with_device
 from diffray.cluster.serve.capacity import in_words
 from diffray.cluster.serve.config_file import Applications
 from diffray.cluster.serve.deployment import resources, threads_of_ranks
-from diffray.cluster.serve.supervisor import Ending, children, is_running
+from diffray.cluster.serve.supervisor import Ending
 from diffray.components.container import usable_cores
+from diffray.workers.process import children, is_running
 
 _PARTS: Final = ("gcs_server", "raylet")  # without them the server cannot go on
-_LOGS: Final = "/tmp/ray/session_latest/logs"
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def running_ray(
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         if server.address is not None:
-            context = ray.init(address=server.address, logging_level=logging.WARNING)
+            context: Any = ray.init(address=server.address, logging_level=logging.WARNING)
         else:
             context = start_ray(applications, include_dashboard=server.dashboard)
     except Exception as error:  # Ray raises all kinds of errors
@@ -48,7 +48,7 @@ def running_ray(
         checked()
         if server.address is None:
             check_room(applications)
-            ending.failure = parts_of_ray()
+            ending.failure = watch_ray(context.address_info["session_dir"])
         yield context
     finally:
         ending.failure = lambda: None  # Ray ends on purpose now
@@ -70,8 +70,8 @@ def start_ray(applications: Applications, **options: Any) -> Any:
     )
 
 
-def parts_of_ray() -> Callable[[], str | None]:
-    """Return a function that names the part of this machine's Ray that has died, if one has."""
+def watch_ray(session: str) -> Callable[[], str | None]:
+    """Return a function that says which part of this process's Ray has died, if one has."""
     found = {}
     for pid in children():
         with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ def parts_of_ray() -> Callable[[], str | None]:
     def dead() -> str | None:
         for pid, name in found.items():
             if name in _PARTS and not is_running(pid):
-                return f"Ray's {name} has died, and with it the server; {_LOGS} may say why"
+                return f"Ray's {name} has died, and with it the server; {session}/logs may say why"
         return None
 
     return dead

@@ -15,10 +15,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import NoReturn
 
 import typer
+
+from diffray.workers.process import children
 
 LOST_S = 8.0  # seconds for running requests after the terminal was closed or the supervisor died
 HURRY_S = 2.0  # seconds for the server to leave a running cluster after the second Ctrl-C
@@ -193,19 +194,6 @@ def say(line: str) -> None:
     """Write a line to stderr, which may be a terminal that was closed."""
     with suppress(OSError):
         os.write(2, f"{line}\n".encode())
-
-
-def children() -> set[int]:
-    """Return this process's children, including zombies."""
-    lists = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for each in lists for pid in each.read_text().split()}
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process has not ended; a zombie has."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def _exit(status: int) -> NoReturn:

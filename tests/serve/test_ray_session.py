@@ -45,6 +45,7 @@ def test_the_token_is_private_beforehand(tmp_path: Path, monkeypatch: pytest.Mon
     token.write_text("written by an earlier Ray")
     token.chmod(0o644)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
     modes: list[int] = []
 
     def init(**options: Any) -> None:

@@ -6,7 +6,6 @@ round is in flight, the next one is planned.
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from diffray.cluster.control.actors import announce, continuing, kill_here
+from diffray.cluster.control.actors import announce, continuing
 from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_client import (
     EngineFailed,
@@ -25,7 +24,6 @@ from diffray.cluster.control.engine_client import (
 )
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import AGAIN, NO_REQUEST, Bulletin, Event, Kind, encode_events
-from diffray.cluster.control.heartbeat import LOADING, Pulse, no_sign
 from diffray.cluster.control.restarts import Restarts
 from diffray.cluster.control.scheduler import Scheduler
 from diffray.cluster.control.weight_changes import InFlight, WeightChanges
@@ -49,20 +47,18 @@ class AskedOrder(NamedTuple):
 
 
 class Coordinator:
-    """Supervises a worker group, and sends it rounds; kills its replica if that hangs."""
+    """Supervises a worker group, and sends it rounds."""
 
     def __init__(
         self,
         model: str,
         config: EngineConfig,
         group: PlacementGroup,
-        replica: Process | None = None,
         weights: Change | None = None,
         *,
         make_workers: Callable[[str, EngineConfig, PlacementGroup], WorkerGroup] = WorkerGroup,
     ) -> None:
         self.model, self.config, self.group = model, config, group
-        self.replica = replica
         self._make_workers = make_workers
         self.workers: WorkerGroup | None = None
         self._weights = weights  # of another coordinator's ranks; None: the checkpoint's
@@ -74,7 +70,6 @@ class Coordinator:
         self.restarts = Restarts("the worker group", config.max_restarts)
         self._useful = False  # whether these ranks have answered anything
         self._ready = 0.0  # when they were ready
-        self._pulse = Pulse("the replica", config.heartbeat_timeout_s)
         self._work = asyncio.Event()  # a request arrived or left
         self._trainer: AskedOrder | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -86,15 +81,11 @@ class Coordinator:
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
-        if self.replica is not None:
-            self._tasks = [asyncio.create_task(self._kill_hung(self.replica))]
-        self._pulse.timeout = LOADING * self.config.heartbeat_timeout_s  # the replica imports
         await self.restarts.start(self._start_workers)
-        self._pulse.timeout = self.config.heartbeat_timeout_s
         assert self.workers is not None and self.workers.limits is not None
         limits = self.workers.limits
         self.driver = self._new_driver(limits.max_num_seqs, limits.num_pages)
-        self._tasks += [asyncio.create_task(self._drive()), asyncio.create_task(self._expire())]
+        self._tasks = [asyncio.create_task(self._drive()), asyncio.create_task(self._expire())]
         return limits
 
     def _new_driver(self, slots: int, pages: int) -> Driver:
@@ -177,9 +168,6 @@ class Coordinator:
 
     def _of_ranks(self) -> list[Process]:
         return [place.process for place in self.workers.places] if self.workers else []
-
-    async def beat(self) -> None:
-        self._pulse.beat()
 
     async def stop(self, grace: float) -> None:
         for task in self._tasks:
@@ -284,17 +272,6 @@ class Coordinator:
             if event.kind == Kind.POISON:
                 log.error("request %d crashed the ranks repeatedly and has failed", event.uid)
         self._publish(events)
-
-    async def _kill_hung(self, replica: Process) -> None:
-        """Kill a hung replica, so that Serve replaces it, with its ranks and this process.
-
-        While a hung process lives, its connections stay open, and its clients wait in vain.
-        """
-        await self._pulse.stops()
-        name = f"the replica (process {replica.pid})"
-        log.error("%s; killing it", no_sign(name, self.config.heartbeat_timeout_s))
-        kill_here([replica, *self._of_ranks()])
-        os._exit(1)
 
     def _give_up(self, reason: str) -> None:
         announce(self.model, reason)

@@ -5,7 +5,6 @@ It keeps open requests and their tokens, so a coordinator's death costs a pause 
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
@@ -36,7 +35,7 @@ from diffray.cluster.control.restarts import Restarts
 from diffray.cluster.control.weight_changes import InFlight
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, Update
-from diffray.workers.process import Process, own_process
+from diffray.workers.process import Process
 from diffray.workers.trainer_orders import Received, TrainerOrder, granted, lost
 
 if TYPE_CHECKING:  # they import torch
@@ -66,7 +65,6 @@ class RemoteEngine:
         self._ready = 0.0  # when the coordinator was ready
         self._coordinator: Any = None
         self._process: Process | None = None  # the coordinator's, once it has one
-        self._closed = threading.Event()
         self._listener: asyncio.Task[None] | None = None
         self._owns_group = False
         self.weights = RemoteWeights()
@@ -85,7 +83,6 @@ class RemoteEngine:
             await group.ready()
         engine = cls(model, config, group)
         engine._owns_group = bundles is not None
-        threading.Thread(target=engine._beat, name="heartbeat", daemon=True).start()
         try:
             await engine._restarts.start(engine._start_coordinator)
         except BaseException:
@@ -189,14 +186,11 @@ class RemoteEngine:
 
     async def _start_coordinator(self) -> None:
         """Start a coordinator, which starts its ranks."""
-        # The coordinator may kill a replica, which Serve replaces, but not a driver or a test.
-        node = ray.get_runtime_context().get_node_id()
-        replica = None if self._owns_group else own_process(node)
         self._coordinator = CoordinatorActor.options(
             num_cpus=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, 0),
             name=actor_name(self.model, self.group, "coordinator"),
-        ).remote(self.model, self.config, self.group, replica, self.weights.known)
+        ).remote(self.model, self.config, self.group, self.weights.known)
         self._process = None
         try:
             self._process = await self._own_process()
@@ -226,14 +220,6 @@ class RemoteEngine:
         finally:
             waiting.cancel()
 
-    def _beat(self) -> None:
-        """Send the coordinator heartbeats; in a thread, because an event loop may be busy."""
-        while not self._closed.wait(self.config.heartbeat_s):
-            # Without a running Ray the call would start one.
-            if self._coordinator is not None and ray.is_initialized():
-                with suppress(Exception):  # calls that need an answer report the error
-                    self._coordinator.beat.remote()
-
     def _kill_coordinator(self) -> None:
         ray.kill(self._coordinator, no_restart=True)
         kill_here([self._process] if self._process else [])
@@ -244,7 +230,6 @@ class RemoteEngine:
             self._listener.cancel()
         if self._coordinator is not None:
             await self._stop_coordinator(grace)
-        self._closed.set()
         if self._owns_group:
             remove_placement_group(self.group)
 

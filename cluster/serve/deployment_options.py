@@ -101,7 +101,7 @@ class Deployment(Config):
     )
     health_check_period_s: float = Field(2.0, gt=0, description="Seconds between health checks.")
     health_check_timeout_s: float = Field(
-        10.0,
+        5.0,
         gt=0,
         description="Seconds after which a health check fails; three failures end a replica.",
     )

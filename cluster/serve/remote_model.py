@@ -71,8 +71,8 @@ class RemoteModel:
         raise self._gone()
 
     async def about(self) -> list[About]:
-        """Return the models, load and health of each replica."""
-        return await self.replicas.ask("about")
+        """Return the models, load and health of each replica; as last known while one hangs."""
+        return await self.replicas.look("about")
 
     async def described(self) -> list[Json]:
         """Return the model, then its LoRA adapters; as last known if no replica answers."""

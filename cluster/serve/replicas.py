@@ -10,7 +10,7 @@ from diffray.cluster.control.engine_client import Load
 
 log = logging.getLogger("ray.serve")
 
-_ANSWER_S = 8.0  # for replicas to answer; a hung one is killed before, and left out
+_ANSWER_S = 8.0  # for replicas to answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,16 @@ class Replicas:
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
+        self._known: dict[str, list[Any]] = {}  # by the method
 
-    async def ask(self, method: str, *given: object, within: float = _ANSWER_S) -> list[Any]:
-        """Call a method of every replica; return the results, or nothing if one is late.
+    async def look(self, method: str) -> list[Any]:
+        """Return what each replica reports; as last known while one hangs."""
+        if (found := await self.ask(method)) is not None:
+            self._known[method] = found
+        return self._known.get(method, [])
+
+    async def ask(self, method: str, *given: object, within: float = _ANSWER_S) -> list[Any] | None:
+        """Call a method of every replica; return the results, or None if one is late.
 
         It starts no replica, even if none is running.
         """
@@ -40,5 +47,5 @@ class Replicas:
                 answers = await response.results_async(return_exceptions=True)
         except Exception as error:
             log.warning("the replicas of %s do not answer: %s", self._handle.app_name, error)
-            return []
+            return None
         return [each for each in answers if not isinstance(each, BaseException)]

@@ -178,7 +178,7 @@ class EveryReplica:
         return wanted
 
     async def _tell(self, method: str, *given: object) -> list[Any]:
-        return await self._replicas.ask(method, *given, within=self._patience_s)
+        return await self._replicas.ask(method, *given, within=self._patience_s) or []
 
     # For each replica.
 

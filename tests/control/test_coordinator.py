@@ -322,7 +322,7 @@ async def test_a_new_coordinator_begins_with_the_weights_and_sleep_it_is_given()
     async with world_of() as world:
         group: Any = None
         weights = Change(7, "g", "/g", level=2)
-        other = Coordinator("toy", world.config, group, None, weights, make_workers=world.make)
+        other = Coordinator("toy", world.config, group, weights, make_workers=world.make)
         await other.start()
         assert await other.submit(asked(5, 3), ONE, 0, None) is None
         await until(lambda: isinstance(other.workers, FakeGang) and other.workers.ranks.level > 0)

@@ -252,11 +252,14 @@ def test_a_lost_replica_s_answers_come_from_another(served: Served) -> None:
         other = pool.submit(served.streamed, "demo-llada2")
         end = time.monotonic() + PATIENCE_S
         while served.load()["running"] < 9:
-            assert time.monotonic() < end and not any(each.done() for each in whole)
+            assert time.monotonic() < end
+            assert not [each.result().text for each in whole if each.done()]
         os.kill(replicas_of(served, "demo")[0], signal.SIGKILL)
         answers = [future.result() for future in whole]
         ends = [future.result() for future in streams]
-        assert other.result() == (texts["demo-llada2"], "done")
+        text, end_of_stream = other.result()
+        assert end_of_stream == "done", served.said
+        assert text == texts["demo-llada2"]
     assert [text_of(answer) for answer in answers] == [texts["demo"]] * 4
     for text, end_of_stream in ends:
         assert texts["demo"].startswith(text)

@@ -24,7 +24,7 @@ from tools.chaos.system import Layout, System, running
 from tools.chaos.workload import Question, questions
 from tools.other_work import busy
 
-SILENT = re.compile(r"(the replica|the coordinator|rank \d+) was silent for ([\d.]+) s")
+SILENT = re.compile(r"(the coordinator|rank \d+) was silent for ([\d.]+) s")
 HUNG = re.compile(r"([^:\n]*) sent no heartbeat for .* assumed hung")
 _EACH_S = 5.0  # between large bodies
 _LARGE = 7 << 20  # bytes of one

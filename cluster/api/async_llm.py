@@ -13,7 +13,7 @@ from diffray.cluster.control.engine_client import EngineClient
 from diffray.cluster.control.engine_config import EngineConfig, RanksKeywords, RanksOptions
 from diffray.cluster.control.local import load_local
 from diffray.cluster.control.ranks import connect_ray, start_ranks
-from diffray.cluster.control.weight_changes import InFlight, check_level
+from diffray.cluster.control.weight_changes import InFlight, Sleep, UpdateWeights, check_level
 from diffray.components.checkpoints.folder import resolve
 from diffray.components.checkpoints.update import Source
 from diffray.components.params import SamplingKeywords, SamplingParams
@@ -110,7 +110,8 @@ class AsyncDiffusionLLM:
         self, source: Source, *, in_flight: InFlight = "finish", version: str | None = None
     ) -> str:
         """Replace the weights, as `DiffusionLLM.update_weights` does, while requests run."""
-        return await (await self._own_engine()).update_weights(source, in_flight, version)
+        change = UpdateWeights(source, in_flight, version)
+        return await (await self._own_engine()).apply(change)
 
     async def init_weights_update_group(
         self,
@@ -142,7 +143,7 @@ class AsyncDiffusionLLM:
         engine = await self._own_engine()
         receive = ReceiveWeights.listed(names, dtypes, shapes)
         folder = (await engine.ask_trainer(TrainerOrder(group_name, receive=receive))).folder
-        return await engine.update_weights(folder, in_flight, version) if folder else None
+        return await engine.apply(UpdateWeights(folder, in_flight, version)) if folder else None
 
     async def destroy_weights_update_group(self, group_name: str = GROUP) -> None:
         """Leave a trainer's group."""
@@ -151,11 +152,11 @@ class AsyncDiffusionLLM:
     async def sleep(self, level: int = 1) -> None:
         """Give memory back, as `DiffusionLLM.sleep` does; requests wait until it wakes."""
         check_level(level)
-        await (await self._own_engine()).sleep(level)
+        await (await self._own_engine()).apply(Sleep(level))
 
     async def wake_up(self) -> None:
         """Take the memory back."""
-        await (await self._own_engine()).sleep(AWAKE)
+        await (await self._own_engine()).apply(Sleep(AWAKE))
 
     async def is_sleeping(self) -> bool:
         return (await (await self._own_engine()).load()).sleep_level > AWAKE

@@ -11,7 +11,7 @@ from diffray.cluster.api.bodies import Named, parse
 from diffray.cluster.api.chat_messages import StrictModel
 from diffray.cluster.api.errors import Json, as_api_error
 from diffray.cluster.control.engine_client import EngineClient, Load
-from diffray.cluster.control.weight_changes import InFlight
+from diffray.cluster.control.weight_changes import EngineChange, InFlight, Sleep, UpdateWeights
 from diffray.workers.messages import AWAKE
 from diffray.workers.trainer_orders import (
     GROUP,
@@ -22,9 +22,8 @@ from diffray.workers.trainer_orders import (
     TrainerOrder,
 )
 
-if TYPE_CHECKING:  # they import torch
-    from diffray.components.checkpoints.update import Source
-    from diffray.workers.adapters import LoadedAdapters
+if TYPE_CHECKING:
+    from diffray.workers.adapters import LoadedAdapters  # imports torch
 
 UPDATE_WEIGHTS: Final = "/update_weights_from_disk"  # SGLang's names
 JOIN_TRAINER, LEAVE_TRAINER = "/init_weights_update_group", "/destroy_weights_update_group"
@@ -151,35 +150,39 @@ class LoadAdapterBody(UnloadAdapterBody):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Load a LoRA adapter under a name."""
+
+    name: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Unload the LoRA adapter of this name."""
+
+    name: str
+
+
+AnyChange = EngineChange | LoadAdapter | UnloadAdapter
+
+
 class Operated(Protocol):
     """What carries out an operator's requests: an engine, or all replicas of a deployment."""
 
-    async def update_weights(
-        self, source: "Source", in_flight: InFlight = "finish", version: str | None = None
-    ) -> str:
-        """Replace the weights and return their version, or raise ValueError and change nothing."""
+    async def apply(self, change: AnyChange) -> str:
+        """Make a change; return the weights' version. Raises ValueError with nothing changed."""
         ...
 
     async def ask_trainer(self, order: TrainerOrder) -> Received:
         """Join a trainer's group, or receive weights into a folder; raises ValueError if it fails.
 
-        No weights change: `update_weights` takes the folder.
+        No weights change: UpdateWeights takes the folder.
         """
         ...
 
-    async def sleep(self, level: int) -> None:
-        """Give memory back, until level 0 wakes it; raises ValueError if it cannot wake."""
-        ...
-
     async def load(self) -> Load: ...
-
-    async def load_adapter(self, name: str, path: str) -> None:
-        """Load an adapter, or raise ValueError and change nothing."""
-        ...
-
-    async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter; raises ValueError if none has this name."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,29 +192,26 @@ class OneEngine:
     engine: EngineClient
     adapters: "LoadedAdapters"
 
-    async def update_weights(
-        self, source: "Source", in_flight: InFlight = "finish", version: str | None = None
-    ) -> str:
-        return await self.engine.update_weights(source, in_flight, version)
+    async def apply(self, change: AnyChange) -> str:
+        match change:
+            case LoadAdapter(name, path):
+                await asyncio.to_thread(self.adapters.load, name, path)
+            case UnloadAdapter(name):
+                self.adapters.unload(name)
+            case _:
+                return await self.engine.apply(change)
+        return (await self.load()).weights_version
 
     async def ask_trainer(self, order: TrainerOrder) -> Received:
         return await self.engine.ask_trainer(order)
 
-    async def sleep(self, level: int) -> None:
-        await self.engine.sleep(level)
-
     async def load(self) -> Load:
         return await self.engine.load()
 
-    async def load_adapter(self, name: str, path: str) -> None:
-        await asyncio.to_thread(self.adapters.load, name, path)
-
-    async def unload_adapter(self, name: str) -> None:
-        self.adapters.unload(name)
-
 
 async def _update_weights(operated: Operated, body: UpdateWeightsBody) -> Json:
-    version = await operated.update_weights(body.model_path, body.in_flight, body.weight_version)
+    change = UpdateWeights(body.model_path, body.in_flight, body.weight_version)
+    version = await operated.apply(change)
     return _done(f"The weights are those of {body.model_path}.") | {"weight_version": version}
 
 
@@ -234,30 +234,29 @@ async def _receive_weights(operated: Operated, body: ReceiveWeightsBody) -> Json
         version = (await operated.load()).weights_version
         said = f"{received.missing} of the model's tensors are missing; the old weights stay."
     else:
-        version = await operated.update_weights(
-            received.folder, body.in_flight, body.weight_version
-        )
+        change = UpdateWeights(received.folder, body.in_flight, body.weight_version)
+        version = await operated.apply(change)
         said = "The weights are those that the trainer sent."
     return _done(said) | {"weight_version": version}
 
 
 async def _load_adapter(operated: Operated, body: LoadAdapterBody) -> Json:
-    await operated.load_adapter(body.lora_name, body.lora_path)
+    await operated.apply(LoadAdapter(body.lora_name, body.lora_path))
     return _done(f"The adapter {body.lora_name} is loaded.")
 
 
 async def _unload_adapter(operated: Operated, body: UnloadAdapterBody) -> Json:
-    await operated.unload_adapter(body.lora_name)
+    await operated.apply(UnloadAdapter(body.lora_name))
     return _done(f"The adapter {body.lora_name} is unloaded.")
 
 
 async def _sleep(operated: Operated, query: SleepBody) -> Json:
-    await operated.sleep(query.level)
+    await operated.apply(Sleep(query.level))
     return {}
 
 
 async def _wake_up(operated: Operated, _: ModelBody) -> Json:
-    await operated.sleep(AWAKE)
+    await operated.apply(Sleep(AWAKE))
     return {}
 
 

@@ -8,8 +8,7 @@ from diffray.workers.messages import PrefixStats, Update
 
 if TYPE_CHECKING:
     from diffray.cluster.control.events import Event
-    from diffray.cluster.control.weight_changes import InFlight
-    from diffray.components.checkpoints.update import Source
+    from diffray.cluster.control.weight_changes import EngineChange
     from diffray.workers.admission import CheckedRequest  # imports torch
     from diffray.workers.limits import Limits
     from diffray.workers.trainer_orders import Received, TrainerOrder
@@ -88,23 +87,14 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def update_weights(
-        self, source: "Source", in_flight: "InFlight" = "finish", version: str | None = None
-    ) -> str:
-        """Replace the weights; return their version. Raises ValueError with nothing changed."""
+    async def apply(self, change: "EngineChange") -> str:
+        """Make a change; return the weights' version. Raises ValueError with nothing changed."""
         ...
 
     async def ask_trainer(self, order: "TrainerOrder") -> "Received":
         """Join a trainer's group, or receive weights into a folder; raises ValueError if it fails.
 
-        The engine's own weights stay: `update_weights` takes the folder.
-        """
-        ...
-
-    async def sleep(self, level: int) -> None:
-        """Free memory until woken with level 0; raises ValueError if it cannot wake.
-
-        Requests that have started finish first; those that arrive meanwhile wait.
+        The engine's own weights stay: UpdateWeights takes the folder.
         """
         ...
 
@@ -134,18 +124,12 @@ class WaitingClient(Protocol):
         """Return the next events; `steps` limits the steps of each request until then."""
         ...
 
-    def update_weights(
-        self, source: "Source", in_flight: "InFlight" = "finish", version: str | None = None
-    ) -> str:
-        """Replace the weights; return their version. Raises ValueError with nothing changed."""
+    def apply(self, change: "EngineChange") -> str:
+        """Make a change; return the weights' version. Raises ValueError with nothing changed."""
         ...
 
     def ask_trainer(self, order: "TrainerOrder") -> "Received":
         """Join a trainer's group, or receive weights into a folder; may raise ValueError."""
-        ...
-
-    def sleep(self, level: int) -> None:
-        """Free memory until woken with level 0; raises ValueError if it cannot wake."""
         ...
 
     @property

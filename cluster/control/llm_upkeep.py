@@ -5,7 +5,7 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from diffray.cluster.control.engine_client import WaitingClient
-from diffray.cluster.control.weight_changes import InFlight, check_level
+from diffray.cluster.control.weight_changes import InFlight, Sleep, UpdateWeights, check_level
 from diffray.components.checkpoints.update import Source
 from diffray.workers.messages import AWAKE
 from diffray.workers.trainer_orders import (
@@ -43,7 +43,7 @@ class Upkept:
         their names in the checkpoint. Answers that have started finish on the old weights; with
         "restart", only those that have reported tokens or canvases. A refusal changes nothing.
         """
-        return self.client.update_weights(source, in_flight, version)
+        return self.client.apply(UpdateWeights(source, in_flight, version))
 
     def init_weights_update_group(
         self: HasClient,
@@ -82,7 +82,7 @@ class Upkept:
         """
         receive = ReceiveWeights.listed(names, dtypes, shapes)
         folder = self.client.ask_trainer(TrainerOrder(group_name, receive=receive)).folder
-        return self.client.update_weights(folder, in_flight, version) if folder else None
+        return self.client.apply(UpdateWeights(folder, in_flight, version)) if folder else None
 
     def destroy_weights_update_group(self: HasClient, group_name: str = GROUP) -> None:
         """Leave a trainer's group."""
@@ -95,11 +95,11 @@ class Upkept:
         sleeping model refuses to answer.
         """
         check_level(level)
-        self.client.sleep(level)
+        self.client.apply(Sleep(level))
 
     def wake_up(self: HasClient) -> None:
         """Allocate the memory again; after level 2 also read the weights from their source."""
-        self.client.sleep(AWAKE)
+        self.client.apply(Sleep(AWAKE))
 
     @property
     def is_sleeping(self: HasClient) -> bool:

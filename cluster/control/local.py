@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -17,11 +16,15 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event
 from diffray.cluster.control.open_requests import OpenRequests
 from diffray.cluster.control.scheduler import Scheduler
-from diffray.cluster.control.weight_changes import AskedChange, InFlight, WeightChanges
-from diffray.components.checkpoints.update import Source
+from diffray.cluster.control.weight_changes import (
+    AskedChange,
+    EngineChange,
+    UpdateWeights,
+    WeightChanges,
+)
 from diffray.workers.admission import CheckedRequest
 from diffray.workers.engine import Engine
-from diffray.workers.messages import ASLEEP, Change, Round, Update
+from diffray.workers.messages import ASLEEP, Round, Update
 from diffray.workers.setup import build_engine
 from diffray.workers.text import Tokenizer
 from diffray.workers.trainer_orders import Received, TrainerOrder, granted
@@ -70,24 +73,10 @@ class WaitingEngine:
             raise ValueError(ASLEEP)
         return self._round(steps)
 
-    def update_weights(
-        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
-    ) -> str:
-        """Run rounds until the weights are replaced; raise ValueError if they are refused."""
+    def apply(self, change: EngineChange) -> str:
+        """Run rounds until a change is made; raise ValueError if it is refused."""
         refusals: list[str] = []
-        asked = _ask(self._engine, self._weights, source, in_flight, version, refusals.append)
-        return self._carry_out(asked, refusals).version
-
-    def ask_trainer(self, order: TrainerOrder) -> Received:
-        return granted(ask_trainer(self._engine.upkeep, order))
-
-    def sleep(self, level: int) -> None:
-        """Run rounds until the memory is freed, or allocated again."""
-        refusals: list[str] = []
-        change = self._weights.next_sleep(level)
-        self._carry_out(self._weights.ask(change, "finish", refusals.append), refusals)
-
-    def _carry_out(self, asked: AskedChange, refusals: list[str]) -> Change:
+        asked = _ask(self._engine, self._weights, change, refusals.append)
         try:
             while not refusals:
                 self._news += self._round()
@@ -95,7 +84,10 @@ class WaitingEngine:
             _withdraw(self._engine, self._weights, asked)
         if refusals[0]:
             raise ValueError(refusals[0])
-        return asked.change
+        return asked.change.version
+
+    def ask_trainer(self, order: TrainerOrder) -> Received:
+        return granted(ask_trainer(self._engine.upkeep, order))
 
     @property
     def _weights(self) -> WeightChanges:
@@ -188,25 +180,7 @@ class LocalEngine:
 
         return self._requests.updates(request.uid, deadline, queue, self._cancel)
 
-    async def update_weights(
-        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
-    ) -> str:
-        ask = partial(_ask, self._engine, self._weights, source, in_flight, version)
-        return (await self._carry_out(ask)).version
-
-    async def ask_trainer(self, order: TrainerOrder) -> Received:
-        # One at a time; requests continue meanwhile, as one rank has no collectives.
-        async with self._trainer:
-            return granted(await asyncio.to_thread(ask_trainer, self._engine.upkeep, order))
-
-    async def sleep(self, level: int) -> None:
-        def ask(done: Callable[[str], object]) -> AskedChange:
-            return self._weights.ask(self._weights.next_sleep(level), "finish", done)
-
-        await self._carry_out(ask)
-
-    async def _carry_out(self, ask: Callable[[Callable[[str], object]], AskedChange]) -> Change:
-        """Ask for a change, and wait until it is made; raise ValueError if it is refused."""
+    async def apply(self, change: EngineChange) -> str:
         loop = asyncio.get_running_loop()
         refusal: asyncio.Future[str] = loop.create_future()
 
@@ -220,7 +194,7 @@ class LocalEngine:
 
         with self._lock:
             self._requests.check()
-            asked = ask(done)
+            asked = _ask(self._engine, self._weights, change, done)
             self._lock.notify()
         try:
             reason = await refusal
@@ -230,7 +204,12 @@ class LocalEngine:
         self._requests.check()
         if reason:
             raise ValueError(reason)
-        return asked.change
+        return asked.change.version
+
+    async def ask_trainer(self, order: TrainerOrder) -> Received:
+        # One at a time; requests continue meanwhile, as one rank has no collectives.
+        async with self._trainer:
+            return granted(await asyncio.to_thread(ask_trainer, self._engine.upkeep, order))
 
     @property
     def _weights(self) -> WeightChanges:
@@ -292,15 +271,13 @@ class LocalEngine:
 def _ask(
     engine: Engine,
     weights: WeightChanges,
-    source: Source,
-    in_flight: InFlight,
-    version: str | None,
+    wanted: EngineChange,
     done: Callable[[str], object],
 ) -> AskedChange:
-    """Ask for new weights; given tensors are left where the engine finds them."""
-    is_folder = isinstance(source, str | Path)
-    change = weights.next(version, str(source) if is_folder else "")
-    asked = weights.ask(change, in_flight, done)
+    """Ask for a change; given tensors are left where the engine finds them."""
+    change = weights.next(wanted)
+    asked = weights.ask(change, wanted.in_flight, done)
+    source = wanted.source if isinstance(wanted, UpdateWeights) else ""
     if not isinstance(source, str | Path) and engine.upkeep is not None:
         engine.upkeep.given[change.number] = source
     return asked

@@ -19,14 +19,13 @@ from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.engine_config import EngineConfig, RanksOptions
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.ray_settings import ALONE, SETTINGS, set_defaults, start_ray_here
-from diffray.cluster.control.weight_changes import InFlight
+from diffray.cluster.control.weight_changes import EngineChange
 from diffray.workers.messages import ASLEEP
 from diffray.workers.trainer_orders import Received, TrainerOrder
 
 if TYPE_CHECKING:
     from diffray.cluster.control.remote import RemoteEngine
-    from diffray.components.checkpoints.update import Source  # imports torch
-    from diffray.workers.admission import CheckedRequest
+    from diffray.workers.admission import CheckedRequest  # imports torch
 
 T = TypeVar("T")
 
@@ -147,16 +146,11 @@ class WaitingRanks:
         self.open -= {event.uid for event in events if event.ends}
         return events
 
-    def update_weights(
-        self, source: "Source", in_flight: InFlight = "finish", version: str | None = None
-    ) -> str:
-        return self._wait(self._engine.update_weights(source, in_flight, version))
+    def apply(self, change: EngineChange) -> str:
+        return self._wait(self._engine.apply(change))
 
     def ask_trainer(self, order: TrainerOrder) -> Received:
         return self._wait(self._engine.ask_trainer(order))
-
-    def sleep(self, level: int) -> None:
-        self._wait(self._engine.sleep(level))
 
     @property
     def level(self) -> int:

@@ -32,14 +32,13 @@ from diffray.cluster.control.open_requests import OpenRequests
 from diffray.cluster.control.queued_request import QueuedRequest
 from diffray.cluster.control.remote_weights import RemoteWeights
 from diffray.cluster.control.restarts import Restarts
-from diffray.cluster.control.weight_changes import InFlight
+from diffray.cluster.control.weight_changes import EngineChange, InFlight
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, Update
 from diffray.workers.process import Process
 from diffray.workers.trainer_orders import Received, TrainerOrder, granted, lost
 
-if TYPE_CHECKING:  # they import torch
-    from diffray.components.checkpoints.update import Source
+if TYPE_CHECKING:  # it imports torch
     from diffray.workers.admission import CheckedRequest
 
 log = logging.getLogger(__name__)
@@ -128,10 +127,8 @@ class RemoteEngine:
     def _open(self) -> list[QueuedRequest]:
         return [queued for uid, queued in self._queued.items() if uid in self._requests]
 
-    async def update_weights(
-        self, source: "Source", in_flight: InFlight = "finish", version: str | None = None
-    ) -> str:
-        return await self.weights.update(source, in_flight, version, self._make)
+    async def apply(self, change: EngineChange) -> str:
+        return await self.weights.apply(change, self._make)
 
     async def ask_trainer(self, order: TrainerOrder) -> Received:
         self._requests.check()
@@ -139,9 +136,6 @@ class RemoteEngine:
             return granted(await self._coordinator.ask_trainer.remote(order))
         except RayError:
             raise ValueError(lost(order.group)) from None
-
-    async def sleep(self, level: int) -> None:
-        await self.weights.sleep(level, self._make)
 
     async def _make(self, change: Change, in_flight: InFlight) -> str:
         """Have the coordinator make a change; if it is lost meanwhile, the next one."""

@@ -5,14 +5,15 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from diffray.cluster.control.engine_client import Load
-from diffray.cluster.control.weight_changes import InFlight, WeightChanges
+from diffray.cluster.control.weight_changes import (
+    EngineChange,
+    InFlight,
+    UpdateWeights,
+    WeightChanges,
+)
 from diffray.workers.messages import Change
-
-if TYPE_CHECKING:
-    from diffray.components.checkpoints.update import Source  # imports torch
 
 Make = Callable[[Change, InFlight], Awaitable[str]]  # asks a coordinator; returns why it refused
 
@@ -34,38 +35,24 @@ class RemoteWeights:
     def level(self) -> int:
         return self._weights.level
 
-    async def update(
-        self,
-        source: "Source",
-        in_flight: InFlight,
-        version: str | None,
-        make: Make,
-    ) -> str:
-        """Have the coordinator replace the weights; return the new version."""
-        if not isinstance(source, str | Path):
+    async def apply(self, wanted: EngineChange, make: Make) -> str:
+        """Have the coordinator make a change; return the weights' version."""
+        if isinstance(wanted, UpdateWeights) and not isinstance(wanted.source, str | Path):
             raise ValueError(
                 "the ranks are other processes; give a folder that all of them can read"
             )
         async with self._lock:
-            change = self._weights.next(version, str(source))
-            return (await self._carry_out(change, in_flight, make)).version
-
-    async def sleep(self, level: int, make: Make) -> None:
-        """Bring the ranks to a sleep level; 0 wakes them."""
-        async with self._lock:
-            await self._carry_out(self._weights.next_sleep(level), "finish", make)
-
-    async def _carry_out(self, change: Change, in_flight: InFlight, make: Make) -> Change:
-        # A new number, because a coordinator never repeats a change, even one that it refused.
-        change = self._asked = replace(change, number=time.time_ns())
-        try:
-            reason = await make(change, in_flight)
-        finally:
-            self._asked = None
-        if reason:
-            raise ValueError(reason)
-        self._record(change)
-        return change
+            # A new number, because a coordinator never repeats a change, even one that it refused.
+            change = replace(self._weights.next(wanted), number=time.time_ns())
+            self._asked = change
+            try:
+                reason = await make(change, wanted.in_flight)
+            finally:
+                self._asked = None
+            if reason:
+                raise ValueError(reason)
+            self._record(change)
+            return change.version
 
     def heard(self, version: str) -> None:
         """Take an answer's version: it proves that a change was made, even without a reply."""

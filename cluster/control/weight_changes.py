@@ -3,15 +3,45 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, get_args
 
 from diffray.cluster.control.queued_request import QueuedRequest
 from diffray.workers.messages import AWAKE, WITHOUT_KV, WITHOUT_WEIGHTS, Change
+
+if TYPE_CHECKING:
+    from diffray.components.checkpoints.update import Source  # imports torch
 
 InFlight = Literal["finish", "restart"]
 MODES: Final[tuple[str, ...]] = get_args(InFlight)
 
 LOST: Final = "the engine was lost while it loaded the new weights; it has the old ones, try again"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateWeights:
+    """Replace the weights: by a folder or Hub id or, in the engine's process, by tensors.
+
+    Without a `version` they count up.
+    """
+
+    source: "Source"
+    in_flight: InFlight = "finish"
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Free memory until woken with level 0.
+
+    Requests that have started finish first; those that arrive meanwhile wait.
+    """
+
+    level: int
+    in_flight: ClassVar[InFlight] = "finish"
+
+
+EngineChange = UpdateWeights | Sleep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,21 +86,17 @@ class WeightChanges:
         """The engine's sleep level; 0: awake."""
         return self.current.level or AWAKE
 
-    def next(self, version: str | None, source: str = "") -> Change:
-        """Return a change to follow all others; versions without a name count up."""
-        if version == self.current.version:
-            raise ValueError(already(version))
-        named = [asked for asked in self._asked if asked.change.level is None]
-        return Change(self._number, version or str(self.made + len(named) + 1), source)
-
-    def next_sleep(self, level: int) -> Change:
-        """Return a change to this sleep level, to follow all others."""
-        return Change(self._number, level=level)
-
-    @property
-    def _number(self) -> int:
+    def next(self, wanted: EngineChange) -> Change:
+        """Return a change to follow all others."""
         before = [self.current, *(asked.change for asked in self._asked)]
-        return max(change.number for change in before) + 1
+        number = max(change.number for change in before) + 1
+        if isinstance(wanted, Sleep):
+            return Change(number, self.current.version, level=wanted.level)
+        if wanted.version == self.current.version:
+            raise ValueError(already(wanted.version))
+        named = [asked for asked in self._asked if asked.change.level is None]
+        source = str(wanted.source) if isinstance(wanted.source, str | Path) else ""
+        return Change(number, wanted.version or str(self.made + len(named) + 1), source)
 
     def ask(
         self, change: Change, in_flight: InFlight, done: Callable[[str], object]

@@ -4,18 +4,17 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import msgspec
 from ray.experimental import internal_kv
 
+from diffray.cluster.api.operations import AnyChange, LoadAdapter, UnloadAdapter
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
-from diffray.cluster.control.weight_changes import InFlight, already
+from diffray.cluster.control.weight_changes import InFlight, Sleep, UpdateWeights, already
 from diffray.cluster.serve.replicas import Replicas
 from diffray.cluster.serve.with_trainer import WithTrainer
 from diffray.components.checkpoints.folder import pinned
-from diffray.components.checkpoints.update import Source
 from diffray.components.lora import LoRA
 from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.messages import AWAKE
@@ -103,51 +102,45 @@ class EveryReplica:
 
     # For an operator.
 
-    async def update_weights(
-        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
-    ) -> str:
-        def change(before: Wanted) -> Wanted:
-            updates = before.updates + 1
-            name = version or str(updates)
-            if name == before.version:
-                raise ValueError(already(name))
-            return replace(
-                before, updates=updates, version=name, source=str(source), in_flight=in_flight
-            )
-
-        change(await self._record.newest())
-        await self._check_all("check_weights", str(source))
+    async def apply(self, change: AnyChange) -> str:
+        """Bring all replicas to the state after a change; return the weights' version."""
+        match change:
+            case UpdateWeights(source):
+                await self._check_all(change, "check_weights", str(source))
+            case LoadAdapter(name, path):
+                change = LoadAdapter(name, await asyncio.to_thread(pinned, path))
+                await self._check_all(change, "check_adapter", change.path)
         return (await self._want(change)).version
 
-    async def load_adapter(self, name: str, path: str) -> None:
-        where = await asyncio.to_thread(pinned, path)
-
-        def change(before: Wanted) -> Wanted:
-            known = self._known(before)
-            self._adapters.replace(known)
-            if self._adapters.has(name, where):
-                return before  # a repeated call, perhaps because a replica was lost
-            self._adapters.check_name(name)
-            return replace(before, adapters=(*known, LoRA.loaded_now(name, where)))
-
-        change(await self._record.newest())
-        await self._check_all("check_adapter", where)
-        await self._want(change)
-
-    async def unload_adapter(self, name: str) -> None:
-        def change(before: Wanted) -> Wanted:
-            known = self._known(before)
-            self._adapters.replace(known)
-            found = self._adapters.find(name, "lora_name")
+    def _after(self, change: AnyChange, before: Wanted) -> Wanted:
+        """Return the wanted state after a change; raise ValueError if there can be none."""
+        match change:
+            case Sleep(level):
+                return replace(before, level=level)
+            case UpdateWeights(source, in_flight, version):
+                updates = before.updates + 1
+                name = version or str(updates)
+                if name == before.version:
+                    raise ValueError(already(name))
+                return replace(
+                    before, updates=updates, version=name, source=str(source), in_flight=in_flight
+                )
+        known = self._known(before)
+        self._adapters.replace(known)
+        if isinstance(change, UnloadAdapter):
+            found = self._adapters.find(change.name, "lora_name")
             return replace(before, adapters=tuple(each for each in known if each != found))
-
-        await self._want(change)
+        if self._adapters.has(change.name, change.path):
+            return before  # a repeated call, perhaps because a replica was lost
+        self._adapters.check_name(change.name)
+        return replace(before, adapters=(*known, LoRA.loaded_now(change.name, change.path)))
 
     def _known(self, wanted: Wanted) -> tuple[LoRA, ...]:
         return self._configured if wanted.adapters is None else wanted.adapters
 
-    async def _check_all(self, method: str, source: str) -> None:
-        """Raise ValueError if any replica refuses `source`."""
+    async def _check_all(self, change: AnyChange, method: str, source: str) -> None:
+        """Raise ValueError if there can be no such change, or any replica refuses `source`."""
+        self._after(change, await self._record.newest())
         found = await self._tell(method, source)
         if not found:
             raise EngineFailed("no replica answered; try again")
@@ -157,17 +150,14 @@ class EveryReplica:
     async def ask_trainer(self, order: TrainerOrder) -> Received:
         return await self.with_trainer.ask_all(order)
 
-    async def sleep(self, level: int) -> None:
-        await self._want(partial(replace, level=level))
-
     async def load(self) -> Load:
         return await self._engine.load()
 
-    async def _want(self, change: Callable[[Wanted], Wanted]) -> Wanted:
+    async def _want(self, change: AnyChange) -> Wanted:
         """Record the wanted state, and wait until the replicas have reached it."""
         while True:
             before = await self._record.newest()
-            wanted = replace(change(before), number=before.number + 1)
+            wanted = replace(self._after(change, before), number=before.number + 1)
             if await self._record.put(wanted):
                 break
         # A replica that the call does not reach reads the record a few seconds later.
@@ -207,9 +197,10 @@ class EveryReplica:
     async def _bring_to(self, wanted: Wanted) -> None:
         self._adapters.replace(self._known(wanted))
         if wanted.updates != self._has.updates:
-            await self._engine.update_weights(wanted.source, wanted.in_flight, wanted.version)
+            change = UpdateWeights(wanted.source, wanted.in_flight, wanted.version)
+            await self._engine.apply(change)
         if wanted.level != self._has.level:
-            await self._engine.sleep(wanted.level)
+            await self._engine.apply(Sleep(wanted.level))
 
     async def keep_up(self) -> None:
         """Catch up periodically."""

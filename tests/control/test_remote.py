@@ -16,6 +16,7 @@ from diffray.cluster.control.engine_client import (
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import AGAIN, NO_REQUEST, Bulletin, Event, Kind, encode_events
 from diffray.cluster.control.remote import RemoteEngine
+from diffray.cluster.control.weight_changes import Sleep, UpdateWeights
 from diffray.components.params import SamplingParams
 from diffray.workers.admission import check_request
 from diffray.workers.limits import Limits
@@ -233,12 +234,12 @@ async def test_the_next_coordinator_gets_the_newest_weights(
     monkeypatch.setattr(asked, "_kill_coordinator", lambda: None)
     monkeypatch.setattr(asked, "_process", Process("", 1, None))
     with pytest.raises(ValueError, match="other processes; give a folder"):
-        await asked.update_weights({})
+        await asked.apply(UpdateWeights({}))
     first.refusals.put_nowait("too small")
     with pytest.raises(ValueError, match="too small"):
-        await asked.update_weights("/small")
+        await asked.apply(UpdateWeights("/small"))
     assert asked.weights.known is None
-    update = asyncio.create_task(asked.update_weights("/b", version="b"))
+    update = asyncio.create_task(asked.apply(UpdateWeights("/b", version="b")))
     answer = await begin(asked, 7)
     first.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [1], forwards=1, version="b")))
     await moment()
@@ -254,6 +255,6 @@ async def test_the_next_coordinator_gets_the_newest_weights(
     second.bulletin.put(Event(Kind.UPDATE, 7, Update(7, [3], [0], [0.0], "length", version="b")))
     assert (await answer)[-1] == 3
     second.refusals.put_nowait("")
-    await asked.sleep(2)
+    assert await asked.apply(Sleep(2)) == "b"
     assert asked.weights.known == Change(ANY, "b", "/b", level=2)
     await asked.check_health()

@@ -16,6 +16,7 @@ from torch import Tensor
 from diffray import DiffusionLLM
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import LocalEngine, WaitingEngine
+from diffray.cluster.control.weight_changes import UpdateWeights
 from diffray.components.checkpoints.quantize import quantize_checkpoint
 from diffray.components.denoiser import Denoiser
 from diffray.workers.admission import check_request
@@ -65,7 +66,7 @@ def test_no_answer_mixes_versions_under_load(mode: Any, block_causal: bool) -> N
                 break
             await asyncio.sleep(0.02)
             version = f"{number} of seed {number % 2}"
-            versions.append(await engine.update_weights(weights(number % 2), mode, version))
+            versions.append(await engine.apply(UpdateWeights(weights(number % 2), mode, version)))
         return await answers, versions
 
     with LocalEngine(inner, config) as engine:
@@ -96,6 +97,9 @@ class Client(WaitingEngine):
             for event in self.advance():
                 assert event.update is not None, event.reason
                 self.found.setdefault(event.uid, []).append(event.update)
+
+    def update_weights(self, *given: Any, **named: Any) -> str:
+        return self.apply(UpdateWeights(*given, **named))
 
     def answer(self, request: Request) -> list[int]:
         """Answer a request to its end."""
@@ -147,7 +151,7 @@ def test_versions_count_up_or_have_names() -> None:
     with pytest.raises(ValueError, match="already have version 3"):
         client.update_weights(weights(1), version="3")
     with pytest.raises(ValueError, match="allowed are finish, restart"):
-        client.update_weights(weights(1), "abort")  # type: ignore[arg-type]
+        client.update_weights(weights(1), "abort")
     assert client.driver.load().weight_updates == 3
     engine = updatable()
     engine.upkeep = None

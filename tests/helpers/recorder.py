@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from diffray.cluster.control.engine_client import DeadlineExceeded, Load
-from diffray.cluster.control.weight_changes import InFlight
+from diffray.cluster.control.weight_changes import EngineChange, Sleep
 from diffray.components.checkpoints.update import Source
 from diffray.workers.admission import CheckedRequest
 from diffray.workers.limits import Limits
@@ -47,17 +47,15 @@ class Recorder:
     async def load(self) -> Load:
         return Load(running=1, waiting=2, sleep_level=self.level)
 
-    async def sleep(self, level: int) -> None:
-        self.level = level
-
     async def ask_trainer(self, order: TrainerOrder) -> Received:
         self.orders.append(order)
         return Received(folder="/received")
 
     async def check_health(self) -> None: ...
 
-    async def update_weights(
-        self, source: Source, in_flight: InFlight = "finish", version: str | None = None
-    ) -> str:
-        self.updates.append((source, in_flight, version))
-        return version or str(len(self.updates))
+    async def apply(self, change: EngineChange) -> str:
+        if isinstance(change, Sleep):
+            self.level = change.level
+            return str(len(self.updates))
+        self.updates.append((change.source, change.in_flight, change.version))
+        return change.version or str(len(self.updates))

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from diffray.cluster.api.operations import LoadAdapter, UnloadAdapter
 from diffray.cluster.control.engine_client import EngineFailed
+from diffray.cluster.control.weight_changes import EngineChange, Sleep, UpdateWeights
 from diffray.cluster.serve.wanted import EveryReplica, Record, Wanted
 from diffray.components.checkpoints.update import check_folder
 from diffray.workers.adapters import LoadedAdapters
@@ -23,11 +25,11 @@ pytestmark = pytest.mark.usefixtures("stored")
 class Engine(Recorder):
     refuses = ""
 
-    async def update_weights(self, *given: Any, **named: Any) -> str:
+    async def apply(self, change: EngineChange) -> str:
         await asyncio.sleep(0.001)
-        if self.refuses:
+        if self.refuses and isinstance(change, UpdateWeights):
             raise ValueError(self.refuses)
-        return await super().update_weights(*given, **named)
+        return await super().apply(change)
 
     async def ask_trainer(self, order: TrainerOrder) -> Received:
         if self.refuses:
@@ -74,9 +76,9 @@ class Deployment:
 async def test_all_replicas_get_new_weights_and_later_ones_the_newest() -> None:
     found = Deployment(3)
     first, second, _ = found.replicas
-    assert await first.update_weights("/a") == "1"
-    assert await second.update_weights("/b", "restart", "step 2") == "step 2"
-    assert await first.update_weights("/c") == "3"
+    assert await first.apply(UpdateWeights("/a")) == "1"
+    assert await second.apply(UpdateWeights("/b", "restart", "step 2")) == "step 2"
+    assert await first.apply(UpdateWeights("/c")) == "3"
     made = [("/a", "finish", "1"), ("/b", "restart", "step 2"), ("/c", "finish", "3")]
     assert [engine.updates for engine in found.engines] == [made] * 3
     late = found.start()
@@ -84,14 +86,14 @@ async def test_all_replicas_get_new_weights_and_later_ones_the_newest() -> None:
     assert found.engines[-1].updates == made[-1:]
     assert await late.catch_up() == "" and len(found.engines[-1].updates) == 1
     with pytest.raises(ValueError, match="already have version 3"):
-        await late.update_weights("/d", version="3")
+        await late.apply(UpdateWeights("/d", version="3"))
 
 
 async def test_a_replica_without_messages_reads_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffray.cluster.serve.wanted._LOOK_S", 0.01)
     found = Deployment(2)
     found.deaf = {1}
-    await found.replicas[0].update_weights("/a")
+    await found.replicas[0].apply(UpdateWeights("/a"))
     assert found.engines[1].updates == []
     looking = asyncio.create_task(found.replicas[1].keep_up())
     async with asyncio.timeout(60):
@@ -106,7 +108,7 @@ async def test_operators_at_two_replicas_agree(stored: dict[bytes, bytes]) -> No
     names = [f"v{at}" if at % 2 else None for at in range(9)]
     made = await asyncio.gather(
         *(
-            found.replicas[at % 3].update_weights(f"/{at}", version=name)
+            found.replicas[at % 3].apply(UpdateWeights(f"/{at}", version=name))
             for at, name in enumerate(names)
         )
     )
@@ -122,24 +124,24 @@ async def test_a_replica_that_cannot_have_them_is_not_healthy() -> None:
     found = Deployment(2)
     found.engines[1].refuses = "there is no folder '/a'"
     with pytest.raises(EngineFailed, match="no folder '/a'; that replica is being replaced"):
-        await found.replicas[0].update_weights("/a")
+        await found.replicas[0].apply(UpdateWeights("/a"))
     assert [bool(each.failure) for each in found.replicas] == [False, True]
     assert "weights 1: there is no folder" in await found.replicas[1].catch_up()
     found.engines[1].refuses = ""
-    await found.replicas[0].update_weights("/b")
+    await found.replicas[0].apply(UpdateWeights("/b"))
     assert [each.failure for each in found.replicas] == ["", ""]
 
 
 async def test_all_replicas_sleep_and_those_that_start_meanwhile_too() -> None:
     found = Deployment(2)
-    await found.replicas[0].update_weights("/a")
-    await found.replicas[1].sleep(2)
+    await found.replicas[0].apply(UpdateWeights("/a"))
+    await found.replicas[1].apply(Sleep(2))
     assert (await found.replicas[0].load()).sleep_level == 2
     assert await found.start().catch_up() == ""
-    await found.replicas[0].update_weights("/b")
+    await found.replicas[0].apply(UpdateWeights("/b"))
     assert [engine.level for engine in found.engines] == [2, 2, 2]
     assert {engine.updates[-1][0] for engine in found.engines} == {"/b"}
-    await found.replicas[2].sleep(0)
+    await found.replicas[2].apply(Sleep(0))
     assert [engine.level for engine in found.engines] == [0, 0, 0]
     assert len(found.engines[0].updates) == 2
 
@@ -150,12 +152,15 @@ async def test_all_replicas_know_the_adapters_that_are_loaded(tmp_path: Path) ->
     found = Deployment(2, str(story.base))
     first, second = found.replicas
     await asyncio.gather(
-        *(found.replicas[at].load_adapter(f"a{at}", story.adapters[f"a{at}"]) for at in (0, 1))
+        *(
+            found.replicas[at].apply(LoadAdapter(f"a{at}", story.adapters[f"a{at}"]))
+            for at in (0, 1)
+        )
     )
     assert [{*each.names} for each in found.adapters] == [{"a0", "a1"}] * 2
     before = found.adapters[0].find("a0")
-    await second.unload_adapter("a0")
-    await first.load_adapter("a0", story.adapters["a2"])
+    await second.apply(UnloadAdapter("a0"))
+    await first.apply(LoadAdapter("a0", story.adapters["a2"]))
     late = found.start()
     assert await late.catch_up() == ""
     assert found.adapters[2].all == found.adapters[0].all == found.adapters[1].all
@@ -166,11 +171,11 @@ async def test_all_replicas_know_the_adapters_that_are_loaded(tmp_path: Path) ->
         ("other", str(story.base), "has no adapter_config.json"),
     ):
         with pytest.raises(ValueError, match=words):
-            await first.load_adapter(name, path)
+            await first.apply(LoadAdapter(name, path))
     with pytest.raises(ValueError, match="no adapter 'other' is loaded"):
-        await first.unload_adapter("other")
+        await first.apply(UnloadAdapter("other"))
     loaded = found.adapters[1].all
-    await second.load_adapter("a1", story.adapters["a1"])  # again, as after a lost answer
+    await second.apply(LoadAdapter("a1", story.adapters["a1"]))  # again, as after a lost answer
     assert [each.all for each in found.adapters] == [loaded] * 3
     assert {*found.adapters[1].names} == {"a0", "a1"}
 
@@ -195,7 +200,7 @@ async def test_all_replicas_take_their_ranks_of_a_trainer_s_group() -> None:
     assert [each.join.rank for (each,) in joined] == [1, 1 + RANKS]
     late = found.start()
     assert (await late.ask_trainer(SENT)).folder == "/received"
-    assert await late.update_weights("/received") == "1"
+    assert await late.apply(UpdateWeights("/received")) == "1"
     assert found.engines[2].orders == []
     assert [engine.updates[-1][0] for engine in found.engines] == ["/received"] * 3
     for engine in found.engines[:2]:
@@ -220,12 +225,12 @@ async def test_misfits_and_what_reaches_none_are_not_wanted(stored: dict[bytes, 
     found = Deployment(2)
     found.wrong["/b"] = "head is [3, 4], not [64, 16]"
     with pytest.raises(ValueError, match="head is"):
-        await found.replicas[0].update_weights("/b")
+        await found.replicas[0].apply(UpdateWeights("/b"))
     found.deaf = {0, 1}
     with pytest.raises(EngineFailed, match="no replica answered"):
-        await found.replicas[0].update_weights("/a")
+        await found.replicas[0].apply(UpdateWeights("/a"))
     assert stored == {} and [engine.updates for engine in found.engines] == [[], []]
-    await found.replicas[0].sleep(1)
+    await found.replicas[0].apply(Sleep(1))
     assert found.engines[0].level == 1, "it reaches itself"
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from diffray.cluster.control.actors import announce, continuing
+from diffray.cluster.control.actors import Restarts, announce, continuing
 from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_client import (
     EngineFailed,
@@ -24,7 +24,6 @@ from diffray.cluster.control.engine_client import (
 )
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import AGAIN, NO_REQUEST, Bulletin, Event, Kind, encode_events
-from diffray.cluster.control.restarts import Restarts
 from diffray.cluster.control.scheduler import Scheduler
 from diffray.cluster.control.weight_changes import InFlight, WeightChanges
 from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost

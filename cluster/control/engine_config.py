@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from diffray.cluster.control.heartbeat import BEATS
 from diffray.workers.engine_options import EngineKeywords, EngineOptions
+
+BEATS = 6  # heartbeats within heartbeat_timeout_s
 
 
 class RanksOptions(EngineOptions):

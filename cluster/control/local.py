@@ -13,8 +13,7 @@ from typing import Self, TypeVar
 from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_client import Load
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.events import Event
-from diffray.cluster.control.open_requests import OpenRequests
+from diffray.cluster.control.events import Event, OpenRequests
 from diffray.cluster.control.scheduler import Scheduler
 from diffray.cluster.control.weight_changes import (
     AskedChange,

@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from diffray.cluster.control.actors import (
     DIED,
+    Restarts,
     actor_name,
     announce,
     continuing,
@@ -26,13 +27,10 @@ from diffray.cluster.control.actors import (
 from diffray.cluster.control.coordinator import CoordinatorActor
 from diffray.cluster.control.engine_client import EngineFailed, Load, Overloaded, Refusal
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.events import AGAIN, Event, Kind, decode_events
-from diffray.cluster.control.heartbeat import answered
-from diffray.cluster.control.open_requests import OpenRequests
-from diffray.cluster.control.queued_request import QueuedRequest
-from diffray.cluster.control.remote_weights import RemoteWeights
-from diffray.cluster.control.restarts import Restarts
-from diffray.cluster.control.weight_changes import EngineChange, InFlight
+from diffray.cluster.control.events import AGAIN, Event, Kind, OpenRequests, decode_events
+from diffray.cluster.control.hub import answered
+from diffray.cluster.control.request_queue import QueuedRequest
+from diffray.cluster.control.weight_changes import EngineChange, InFlight, RemoteWeights
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, Update
 from diffray.workers.process import Process

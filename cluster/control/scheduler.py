@@ -13,10 +13,13 @@ from typing import Any
 
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.events import Event, Kind
-from diffray.cluster.control.flight import Flight
-from diffray.cluster.control.quarantine import REASON, CrashQuarantine
-from diffray.cluster.control.queued_request import QueuedRequest
-from diffray.cluster.control.running_prefixes import RunningPrefixes
+from diffray.cluster.control.request_queue import (
+    REASON,
+    CrashQuarantine,
+    Flight,
+    QueuedRequest,
+    RunningPrefixes,
+)
 from diffray.cluster.control.weight_changes import LOST, WeightChanges
 from diffray.workers.messages import Footprint, Reply, Round, Schedulable
 

@@ -16,8 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from diffray.cluster.control.actors import DIED, actor_name, announce, first_line, kill_here
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.heartbeat import LOADING
-from diffray.cluster.control.hub import Failure, Hub
+from diffray.cluster.control.hub import LOADING, Failure, Hub
 from diffray.workers.limits import Limits
 from diffray.workers.messages import ControlAddress, RankPlace, RankSetup, Reply, Round, WireRequest
 from diffray.workers.trainer_orders import Received, TrainerOrder

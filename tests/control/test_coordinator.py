@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from diffray.cluster.control import restarts
+from diffray.cluster.control import actors
 from diffray.cluster.control.coordinator import Coordinator
 from diffray.cluster.control.engine_client import EngineFailed, Poisonous, Refusal
 from diffray.cluster.control.engine_config import EngineConfig
@@ -193,7 +193,7 @@ async def test_what_is_new_is_refused_while_a_restart_takes_too_long(
         world.gang.kill()
         await until(lambda: len(world.starts) == 2)
         await world.ask(1, 3)
-        monkeypatch.setattr(restarts, "_SHORTEST_START_S", 0.0)
+        monkeypatch.setattr(actors, "_SHORTEST_START_S", 0.0)
         await until(lambda: bool(world.restarts.overdue(time.monotonic())))
         refusal = await world.submit(asked(2), ONE, 0, None)
         assert refusal is not None and refusal.error is EngineFailed

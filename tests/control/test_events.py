@@ -2,8 +2,7 @@
 
 import asyncio
 
-from diffray.cluster.control.events import PIECES, Bulletin, Event, Kind
-from diffray.cluster.control.open_requests import Mailbox
+from diffray.cluster.control.events import PIECES, Bulletin, Event, Kind, Mailbox
 from diffray.workers.messages import Progress, Update
 
 

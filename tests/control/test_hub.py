@@ -6,8 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from diffray.cluster.control.heartbeat import Pulse, answered
-from diffray.cluster.control.hub import Failure, Hub
+from diffray.cluster.control.hub import Failure, Hub, Pulse, answered
 from diffray.workers.link import HEADER, Link, encode
 from diffray.workers.messages import Hello, Reply, Round, Stats, WireRequest
 

@@ -7,8 +7,8 @@ from unittest.mock import AsyncMock, call
 
 import pytest
 
+from diffray.cluster.control.actors import WITHIN_S, Restarts
 from diffray.cluster.control.engine_client import EngineFailed
-from diffray.cluster.control.restarts import WITHIN_S, Restarts
 
 
 def test_what_has_worked_is_started_again_at_once_and_what_never_works_ever_more_rarely() -> None:

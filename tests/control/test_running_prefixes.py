@@ -6,8 +6,7 @@ from math import lcm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffray.cluster.control.queued_request import QueuedRequest
-from diffray.cluster.control.running_prefixes import RunningPrefixes
+from diffray.cluster.control.request_queue import QueuedRequest, RunningPrefixes
 from diffray.cluster.control.scheduler import Scheduler
 from diffray.workers.messages import Footprint, WireRequest
 from tests.helpers.fake_ranks import FakeRanks

@@ -14,8 +14,7 @@ from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event, Kind
-from diffray.cluster.control.quarantine import CRASHES, CrashQuarantine
-from diffray.cluster.control.queued_request import LONG, QueuedRequest
+from diffray.cluster.control.request_queue import CRASHES, LONG, CrashQuarantine, QueuedRequest
 from diffray.cluster.control.scheduler import FIRST_COME, PASSES, Scheduler
 from diffray.workers.messages import Footprint, Reply, Round, Stats, Update
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of

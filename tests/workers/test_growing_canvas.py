@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from diffray.cluster.control.queued_request import QueuedRequest
+from diffray.cluster.control.request_queue import QueuedRequest
 from diffray.components.config import InvalidField
 from diffray.components.params import SamplingParams
 from diffray.workers.admission import check_request

@@ -22,7 +22,7 @@ from diffray.cluster.cli.main import app
 from diffray.cluster.cli.serve_options import Api, Layout, Listening, Placement
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server
-from diffray.cluster.serve.app_config import AppConfig
+from diffray.cluster.serve.app_config import AppConfig, DoorConfig
 from diffray.cluster.serve.deployment_options import (
     Autoscaling,
     Backpressure,
@@ -30,7 +30,6 @@ from diffray.cluster.serve.deployment_options import (
     ModelLoading,
     PlacementGroup,
 )
-from diffray.cluster.serve.door_config import DoorConfig
 from diffray.components.params import SamplingParams
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration, DiffusionParams
 from diffray.components.speculation import Verify

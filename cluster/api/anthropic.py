@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
 from diffray.cluster.api.anthropic_body import CountTokensBody, MessagesBody
-from diffray.cluster.api.bodies import parse
 from diffray.cluster.api.dialects import Dialect, Item, shared_fields
 from diffray.cluster.api.errors import ApiError, Json
+from diffray.cluster.api.fields import parse
 from diffray.cluster.api.served import Served
 
 PATH: Final = "/v1/messages"

@@ -6,10 +6,8 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from diffray.cluster.api.bodies import MOST_MESSAGES, Named, ReasoningEffort, SharedFields
-from diffray.cluster.api.chat_messages import EFFORT, NOTED, ImagePart, StrictModel, Url
 from diffray.cluster.api.errors import Json
-from diffray.cluster.api.field_types import Word
-from diffray.cluster.api.structures import ToolName
+from diffray.cluster.api.fields import EFFORT, NOTED, ImagePart, StrictModel, ToolName, Url, Word
 from diffray.components.params import SamplingParams
 
 

@@ -1,15 +1,26 @@
 """Request bodies, with the names of OpenAI and vLLM; invalid fields are refused by name."""
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from diffray.cluster.api.chat_messages import EFFORT, NOTED, Message, StrictModel
-from diffray.cluster.api.errors import invalid, of_validation
-from diffray.cluster.api.field_types import Biases, Prompts, Stops, TokenIds, Word
-from diffray.cluster.api.noop_fields import refuse_unless_neutral
-from diffray.cluster.api.structures import NamedTool, ResponseFormat, Tool, ToolChoice
+from diffray.cluster.api.errors import invalid
+from diffray.cluster.api.fields import (
+    EFFORT,
+    NOTED,
+    Biases,
+    Message,
+    NamedTool,
+    Prompts,
+    ResponseFormat,
+    Stops,
+    StrictModel,
+    TokenIds,
+    Tool,
+    ToolChoice,
+    Word,
+)
 from diffray.components.config import InvalidField, explain
 from diffray.components.grammar.json_schema import AnySchema
 from diffray.components.grammar.structured import StructuredOutputs
@@ -327,19 +338,3 @@ class DetokenizeBody(StrictModel):
     tokens: list[int] = Field(
         max_length=_MOST_TOKENS, fail_fast=True, description="The ids of the tokens."
     )
-
-
-AnyBody = TypeVar("AnyBody", bound=StrictModel)
-
-
-def parse(kind: type[AnyBody], given: object) -> AnyBody:
-    """Return a valid body; raises ApiError. Null means the default."""
-    if not isinstance(given, dict):
-        raise invalid("the body must be a JSON object")
-    body = {name: value for name, value in given.items() if value is not None}
-    for name in [name for name in body if name not in kind.model_fields]:
-        refuse_unless_neutral(str(name), body.pop(name), body, kind.model_fields)
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        raise of_validation(error) from None

@@ -22,10 +22,10 @@ from diffray.cluster.api.bodies import (
     SharedFields,
     TokenizeBody,
 )
-from diffray.cluster.api.chat_messages import StrictModel
 from diffray.cluster.api.dialects import Dialect, answer_stream, answer_whole
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, bug
-from diffray.cluster.api.gate import Gate
+from diffray.cluster.api.fields import StrictModel
+from diffray.cluster.api.gate import Gate, lacks_slash, page_router
 from diffray.cluster.api.http import WARNINGS, EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.ignored_fields import WithWarnings, with_warnings, without_unknown
 from diffray.cluster.api.metrics import CONTENT_TYPE
@@ -35,7 +35,6 @@ from diffray.cluster.api.operations import (
     QUERIED,
     Order,
 )
-from diffray.cluster.api.page import lacks_slash, page_router
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.responses_body import ResponsesBody
 from diffray.cluster.api.served import Served

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from diffray.cluster.api.bodies import GenerationBody
-from diffray.cluster.api.chat_messages import StrictModel
 from diffray.cluster.api.errors import Json
+from diffray.cluster.api.fields import StrictModel
 from diffray.cluster.api.noop_fields import is_recognized
 from diffray.cluster.api.openapi import BODIES
 from diffray.cluster.api.operations import OPERATED

@@ -20,8 +20,8 @@ from diffray.cluster.api.bodies import (
     SharedFields,
     TokenizeBody,
 )
-from diffray.cluster.api.chat_messages import NOTED, StrictModel
 from diffray.cluster.api.errors import Json
+from diffray.cluster.api.fields import NOTED, StrictModel
 from diffray.cluster.api.noop_fields import noop_schemas
 from diffray.cluster.api.operations import OPERATED, OPERATIONS, QUERIED
 from diffray.cluster.api.responses_body import ResponsesBody

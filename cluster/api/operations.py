@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
-from diffray.cluster.api.bodies import Named, parse
-from diffray.cluster.api.chat_messages import StrictModel
+from diffray.cluster.api.bodies import Named
 from diffray.cluster.api.errors import Json, as_api_error
+from diffray.cluster.api.fields import StrictModel, parse
 from diffray.cluster.control.engine_client import EngineClient, Load
 from diffray.cluster.control.weight_changes import EngineChange, InFlight, Sleep, UpdateWeights
 from diffray.workers.messages import AWAKE

@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from diffray.cluster.api.bodies import parse
 from diffray.cluster.api.dialects import Dialect, Item, shared_fields
 from diffray.cluster.api.errors import ApiError, Json
+from diffray.cluster.api.fields import parse
 from diffray.cluster.api.responses_body import ResponsesBody
 
 

@@ -13,18 +13,18 @@ from pydantic import (
 )
 
 from diffray.cluster.api.bodies import MOST_MESSAGES, ReasoningEffort, SharedFields
-from diffray.cluster.api.chat_messages import (
+from diffray.cluster.api.errors import Json, invalid
+from diffray.cluster.api.fields import (
     EFFORT,
     NOTED,
     Detail,
     ImagePart,
+    Stops,
     StrictModel,
+    ToolName,
     Url,
     as_arguments,
 )
-from diffray.cluster.api.errors import Json, invalid
-from diffray.cluster.api.field_types import Stops
-from diffray.cluster.api.structures import ToolName
 from diffray.components.params import SamplingParams
 
 _LOGPROBS = "message.output_text.logprobs"

@@ -27,6 +27,11 @@ class EngineFailed(Exception):
 class Poisonous(EngineFailed):
     """The request crashed the engine repeatedly; it must not be tried again."""
 
+    reason: Final = (
+        "this request crashed the engine repeatedly and was quarantined; change the request, and "
+        "report it to the server's operator, whose log says how the workers ended"
+    )
+
 
 class DeadlineExceeded(Exception):
     """A request did not finish before its deadline."""

@@ -4,8 +4,8 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from math import lcm
+from typing import TYPE_CHECKING
 
-from diffray.cluster.control.weight_changes import AskedChange
 from diffray.workers.messages import (
     BEGINNING,
     Footprint,
@@ -14,6 +14,9 @@ from diffray.workers.messages import (
     Schedulable,
     Update,
 )
+
+if TYPE_CHECKING:
+    from diffray.cluster.control.weight_changes import AskedChange
 
 LONG = 16  # per this many missing tokens, a request lets one later arrival run first ...
 LATEST = 64  # ... but no more than this many
@@ -144,7 +147,7 @@ class Flight:
     admitted: list[QueuedRequest]
     preempting: list[QueuedRequest]  # requests that will be resumed later
     steps: int  # at most
-    asked: AskedChange | None = None
+    asked: "AskedChange | None" = None
 
     @property
     def pages(self) -> int:
@@ -153,11 +156,6 @@ class Flight:
 
 CRASHES = 2  # after this many a request fails, if it ran alone at the last one
 _REMEMBERED = 1000  # arrivals during which the same request is refused again
-
-REASON = (
-    "this request crashed the engine repeatedly and was quarantined; change the request, and "
-    "report it to the server's operator, whose log says how the workers ended"
-)
 
 
 class CrashQuarantine:

@@ -1,7 +1,6 @@
 """Decides what runs next: the queue, admission by slots and pages, and each round.
 
-It handles integers only and has no clock, no network and no torch: a driver takes rounds from it
-and returns their replies.
+It handles integers only, without a clock, network or torch; a driver takes its rounds to ranks.
 """
 
 from bisect import insort
@@ -14,7 +13,6 @@ from typing import Any
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.request_queue import (
-    REASON,
     CrashQuarantine,
     Flight,
     QueuedRequest,
@@ -35,8 +33,7 @@ class Scheduler:
 
     While others wait, a request is preempted after a turn of `time_slice` steps, or of TOKENS
     times as many tokens (0: never), and resumed later with the same tokens. Requests are admitted
-    by `QueuedRequest.order`, but one of every FIRST_COME admissions goes to the oldest request, so
-    that none starves.
+    by `QueuedRequest.order`, but one of every FIRST_COME admissions goes to the oldest request.
     """
 
     def __init__(
@@ -83,7 +80,7 @@ class Scheduler:
         if request.uid in self.open:
             return
         if self.quarantine.is_known(request, self._arrivals):
-            raise Poisonous(REASON)
+            raise Poisonous(Poisonous.reason)
         if self.waiting >= self.max_waiting + max(self.slots - len(self.running), 0):
             raise Overloaded(
                 f"the queue is full ({self.waiting} requests are waiting, "
@@ -184,7 +181,7 @@ class Scheduler:
             del self.open[queued.uid]
         self._forget_ranks()
         self.weights.new_ranks()
-        return [Event(Kind.POISON, queued.uid, reason=REASON) for queued in guilty]
+        return [Event(Kind.POISON, queued.uid, reason=Poisonous.reason) for queued in guilty]
 
     def start_over(self) -> None:
         """Queue running requests again after an interruption, for which none is to blame."""

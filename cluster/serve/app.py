@@ -13,10 +13,9 @@ from ray import serve
 from ray.serve import Application
 
 from diffray.cluster.control.ranks import device_of_cluster
-from diffray.cluster.serve.app_config import AppConfig, app_config
+from diffray.cluster.serve.app_config import AppConfig, DoorConfig, app_config, door_config
 from diffray.cluster.serve.deployment import REPLICA, deployment_options, door_options
 from diffray.cluster.serve.door import DoorReplica, current_door
-from diffray.cluster.serve.door_config import DoorConfig, door_config
 from diffray.cluster.serve.replica import Replica, current_service
 from diffray.components.checkpoints.demos import description, examples
 from diffray.components.container import nvidia_gpus

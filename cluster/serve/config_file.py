@@ -12,9 +12,8 @@ from typing import Any
 
 import yaml
 
-from diffray.cluster.serve.app_config import AppConfig, app_config
+from diffray.cluster.serve.app_config import AppConfig, DoorConfig, app_config, door_config
 from diffray.cluster.serve.deployment import most_requests
-from diffray.cluster.serve.door_config import DoorConfig, door_config
 
 BUILDER = "diffray.cluster.app:build"
 DOOR_BUILDER = "diffray.cluster.app:door"

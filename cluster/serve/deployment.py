@@ -1,17 +1,45 @@
 """Turns a model's configuration into Serve's options: resources, limits, scaling."""
 
+import math
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from diffray.cluster.serve.app_config import AppConfig
-from diffray.cluster.serve.door_config import DOOR_OPTIONS, DoorConfig
+from diffray.cluster.serve.app_config import DOOR_OPTIONS, AppConfig, DoorConfig
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
+
+# What a replica reports in `record_autoscaling_stats`: the tokens that its waiting and running
+# requests may still generate.
+ONGOING_TOKENS = "ongoing_tokens"
+
+
+class OngoingTokensPolicy:
+    """One replica per `target_ongoing_tokens` still to be generated."""
+
+    def __init__(self, target_ongoing_tokens: float) -> None:
+        self.target = target_ongoing_tokens
+
+    def __call__(self, context: "AutoscalingContext") -> tuple[int, dict[str, Any]]:
+        """Return the target number of replicas, and no state: Serve tracks its delays itself."""
+        reported = (context.aggregated_metrics or {}).get(ONGOING_TOKENS)
+        if not reported:
+            return context.target_num_replicas, {}  # no replica has reported yet
+        # Requests that no replica has accepted yet count with the average length.
+        queued = (context.total_queued_requests or 0.0) / max(context.total_running_requests, 1.0)
+        tokens = sum(reported.values()) * (1 + queued)
+        # Serve averages over time; a rounding error must not add a replica.
+        replicas = math.ceil(tokens / self.target - 1e-6)
+        low, high = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+        return min(max(replicas, low), high), {}
+
 
 REPLICA = "Replica"  # the name of each model's deployment within its application
 REPLICA_BUNDLE = {"CPU": 1.0}  # the replica and its coordinator
 REPLICA_CPUS = 0.5
 TOKENS_PER_SEQUENCE = 256  # target tokens of a replica for each sequence that it can run at once
 MARGIN = 64  # concurrent requests that need no engine: health, metrics, models
-POLICY = "diffray.cluster.serve.autoscaling:OngoingTokensPolicy"
+POLICY = "diffray.cluster.serve.deployment:OngoingTokensPolicy"
 
 
 def deployment_options(config: AppConfig) -> dict[str, Any]:
@@ -19,7 +47,7 @@ def deployment_options(config: AppConfig) -> dict[str, Any]:
     given, engine = config.deployment_config, config.engine_kwargs
     options = given.model_dump(exclude={"num_replicas", "autoscaling_config", "prefix_routing"})
     if given.prefix_routing:
-        from diffray.cluster.serve.prefix_router import router_config
+        from diffray.cluster.serve.prefix_routing import router_config
 
         options["request_router_config"] = router_config()
     options |= {

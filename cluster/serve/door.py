@@ -18,10 +18,8 @@ from diffray.cluster.api.errors import ApiError, Json, invalid, no_such_model, u
 from diffray.cluster.api.metrics import Refusals, Snapshot, render
 from diffray.cluster.api.operations import LOAD_ADAPTER, Order
 from diffray.cluster.control.engine_client import EngineFailed, Load
-from diffray.cluster.serve.door_config import DoorConfig
-from diffray.cluster.serve.remote_model import RemoteModel
-from diffray.cluster.serve.replica_metrics import export
-from diffray.cluster.serve.replicas import Replicas
+from diffray.cluster.serve.app_config import DoorConfig
+from diffray.cluster.serve.replicas import RemoteModel, Replicas, export
 
 _METHODS: Final[dict[type[GenerationBody], tuple[str, str]]] = {
     ChatBody: ("chat", "stream_chat"),

@@ -16,17 +16,15 @@ from diffray.cluster.api.metrics import Snapshot
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.cluster.serve.app_config import AppConfig
-from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
+from diffray.cluster.serve.deployment import ONGOING_TOKENS
 from diffray.cluster.serve.environment import PREFIX_ROUTED
-from diffray.cluster.serve.replica_metrics import export
-from diffray.cluster.serve.replicas import About
-from diffray.cluster.serve.with_trainer import Members, Share
+from diffray.cluster.serve.replicas import About, export
 from diffray.workers.output import Followed
 from diffray.workers.trainer_orders import TrainerOrder
 
 if TYPE_CHECKING:
     from diffray.cluster.api.service import Service
-    from diffray.cluster.serve.wanted import EveryReplica
+    from diffray.cluster.serve.wanted import EveryReplica, Members, Share
 
 log = logging.getLogger("ray.serve")
 
@@ -165,7 +163,7 @@ class Replica:
         assert self.every is not None
         return self.every.with_trainer.own
 
-    async def share(self, order: TrainerOrder, members: Members) -> Share | None:
+    async def share(self, order: TrainerOrder, members: "Members") -> "Share | None":
         """Carry out this replica's share of a trainer's order; None: it is not in the group."""
         assert self.every is not None
         return await self.every.with_trainer.share(order, members)

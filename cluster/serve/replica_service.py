@@ -6,7 +6,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from diffray.cluster.api.defaults import read_generation_defaults
-from diffray.cluster.api.remote_images import RemoteImages
+from diffray.cluster.api.prompts import RemoteImages
 from diffray.cluster.api.service import Service
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.remote import RemoteEngine

@@ -1,12 +1,22 @@
-"""Calls a method of all replicas of a deployment at once."""
+"""Calls of replicas, all at once or one for a door, and their metrics for Ray's exporter."""
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from diffray.cluster.api.errors import Json
+from ray.exceptions import ObjectLostError, RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from ray.util.metrics import Gauge
+
+from diffray.cluster.api.errors import ApiError, Json, unavailable
+from diffray.cluster.api.metrics import Families, Snapshot
 from diffray.cluster.control.engine_client import Load
+from diffray.cluster.serve.deployment import REPLICA
+from diffray.cluster.serve.ingress import TRIES
 
 log = logging.getLogger("ray.serve")
 
@@ -49,3 +59,131 @@ class Replicas:
             log.warning("the replicas of %s do not answer: %s", self._handle.app_name, error)
             return None
         return [each for each in answers if not isinstance(each, BaseException)]
+
+
+_PLACE_S: Final = 30.0  # for a replica to take a request; the only one may be restarting
+
+
+class RemoteModel:
+    """Passes requests to the model's replicas, and raises the ApiErrors that they return.
+
+    If a replica is lost before it has answered anything, another one gets the same request.
+    """
+
+    def __init__(self, name: str, application: str) -> None:
+        """Connect to the application; this waits for Serve's controller."""
+        handle: Any = DeploymentHandle(REPLICA, application)
+        self.name, self.replicas = name, Replicas(handle)
+        self._handle = handle.options(stream=True)
+        described: Json = {
+            "id": name, "object": "model", "created": 0, "owned_by": "diffray",
+            "root": name, "parent": None, "max_model_len": None, "examples": [], "accepts": None,
+            "weight_version": None, "policies": None,
+        }  # fmt: skip
+        self._described = [described]
+
+    async def ask(self, method: str, *given: object) -> Json:
+        """Call a method of the model's service and return its result."""
+        async with aclosing(self._answers(method, *given)) as answers:
+            return await anext(answers)
+
+    async def stream(self, method: str, given: object) -> AsyncGenerator[Json, None]:
+        """Call a streaming method of the service; closing the generator cancels the call."""
+        async with aclosing(self._answers(method, given)) as answers:
+            async for each in answers:
+                yield each
+
+    async def _answers(self, method: str, *given: object) -> AsyncGenerator[Json, None]:
+        started = False
+        for _ in range(TRIES):
+            response = self._handle.ask.remote(method, *given)
+            try:
+                async with asyncio.timeout(_PLACE_S):
+                    await anext(response)  # a replica has the request
+                async for answer in response:
+                    started = True
+                    if isinstance(answer, ApiError):
+                        raise answer
+                    yield answer
+                return
+            except BaseException as error:
+                with suppress(Exception):  # such as the same error
+                    response.cancel()
+                if (found := self._translated(error)) is not None:
+                    raise found from None
+            if started:
+                raise unavailable(
+                    "The replica was lost, so this answer is incomplete; send the request again."
+                )
+        raise self._gone()
+
+    async def about(self) -> list[About]:
+        """Return the models, load and health of each replica; as last known while one hangs."""
+        return await self.replicas.look("about")
+
+    async def described(self) -> list[Json]:
+        """Return the model, then its LoRA adapters; as last known if no replica answers."""
+        for about in await self.about():
+            self._described = about.models
+        return self._described
+
+    def _translated(self, error: BaseException) -> BaseException | None:
+        """Return what a call's error means for the client; None: its replica is lost."""
+        match error:
+            case RayActorError() | ObjectLostError():
+                return None
+            case asyncio.CancelledError() if not _is_cancelled():  # by a replica that shuts down
+                return None
+            case TimeoutError() | DeploymentUnavailableError():
+                return self._gone()
+            case BackPressureError(status_code=status, retry_after_s=seconds):
+                code = "rate_limit_exceeded" if status == 429 else "engine_unavailable"
+                message = f"Too many requests wait for {self.name}; try again."
+                return ApiError(status, message, code=code, retry_after=seconds)
+            case _:
+                return error
+
+    def _gone(self) -> ApiError:
+        return unavailable(f"No replica of {self.name} could answer; try again.")
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+_EXPORT_S = 5.0  # between exports; Ray drops a gauge that was not set for 20 s
+
+
+class Exporter:
+    """Exports every series with its value in /metrics, under Ray's prefix: `ray_diffray_...`.
+
+    All are gauges in Ray, even counters and buckets: Ray takes a gauge's value unchanged, and drops
+    it when its process ends. Prometheus ignores types, so rate() and histogram_quantile() work.
+    """
+
+    def __init__(self) -> None:
+        self._gauges: dict[str, Gauge] = {}
+
+    def export(self, families: Families) -> None:
+        for family in families:
+            for sample in family.samples:
+                if sample.name.endswith("_created"):
+                    continue
+                gauge = self._gauges.get(sample.name)
+                if gauge is None:
+                    name = sample.name.replace(":", "_")
+                    gauge = Gauge(name, family.documentation, tag_keys=tuple(sample.labels))
+                    self._gauges[sample.name] = gauge
+                gauge.set(sample.value, tags=sample.labels)
+
+
+async def export(snapshot: Callable[[], Awaitable[Snapshot]]) -> None:
+    """Export a process's metrics periodically."""
+    exporter = Exporter()
+    while True:
+        try:
+            exporter.export((await snapshot()).families)
+        except Exception:
+            log.exception("the metrics could not be exported to Ray")
+        await asyncio.sleep(_EXPORT_S)

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import diffray
 from diffray import SamplingParams
-from diffray.cluster.api.chat_messages import NOTED
+from diffray.cluster.api.fields import NOTED
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.api.tokens import MASK
 from tests.helpers import api_server

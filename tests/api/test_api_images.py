@@ -17,7 +17,7 @@ from PIL import Image as Pillow
 from transformers import PreTrainedTokenizerFast
 
 from diffray import DiffusionLLM
-from diffray.cluster.api.remote_images import RemoteImages
+from diffray.cluster.api.prompts import RemoteImages
 from diffray.cluster.api.settings import ApiSettings
 from diffray.components.config import InvalidField
 from diffray.components.image import Sight

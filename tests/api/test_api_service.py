@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from diffray import SamplingParams
-from diffray.cluster.api import meter
+from diffray.cluster.api import choices
 from diffray.cluster.api.anthropic import Messages
-from diffray.cluster.api.bodies import ChatBody, CompletionBody, parse
+from diffray.cluster.api.bodies import ChatBody, CompletionBody
 from diffray.cluster.api.defaults import GenerationDefaults, read_generation_defaults
 from diffray.cluster.api.dialects import answer_whole
 from diffray.cluster.api.errors import ApiError
+from diffray.cluster.api.fields import parse
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
@@ -168,7 +169,7 @@ def test_metrics_divide_the_time_of_a_choice(monkeypatch: pytest.MonkeyPatch) ->
                 update.ran, first = (3.0 if first else None), False
                 yield update
 
-    monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(choices, "time", SimpleNamespace(perf_counter=lambda: now))
     serving = service(Clocked())
     asyncio.run(serving.complete(IDS))
     text = asyncio.run(serving.prometheus()).decode()

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from diffray.cluster.api import page
+from diffray.cluster.api import gate
 from diffray.cluster.api.http_app import build_api
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
@@ -17,7 +17,7 @@ from tests.helpers.api_server import serve
 from tests.helpers.needed import needed
 from tests.helpers.recorder import Recorder
 
-FOLDER = Path(page.__file__).parent / "page"
+FOLDER = Path(gate.__file__).parent / "page"
 UNIT_TESTS = Path(__file__).with_name("page_test.mjs")
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from diffray.cluster.api.remote_images import RemoteImages
+from diffray.cluster.api.prompts import RemoteImages
 from diffray.cluster.api.settings import ApiSettings
 from diffray.components.config import InvalidField
 from tests.helpers.certificates import certified

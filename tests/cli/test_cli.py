@@ -26,8 +26,7 @@ from diffray.cluster.cli.main import app
 from diffray.cluster.cli.playback import Playback
 from diffray.cluster.cli.print_answer import play
 from diffray.cluster.cli.rows import printable
-from diffray.cluster.serve.app_config import app_config
-from diffray.cluster.serve.door_config import door_config
+from diffray.cluster.serve.app_config import app_config, door_config
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
 from tests.helpers.paths import GOLDEN

@@ -15,7 +15,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp
 
 from diffray.cluster.api.http_app import build_api
-from diffray.cluster.api.remote_images import RemoteImages
+from diffray.cluster.api.prompts import RemoteImages
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_config import EngineConfig

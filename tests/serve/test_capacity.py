@@ -1,6 +1,6 @@
 """What a replica waits for is reported once it has waited for a while."""
 
-from diffray.cluster.serve.capacity import ClusterNodes, Resources, Shortages, shortage
+from diffray.cluster.serve.ray_session import ClusterNodes, Resources, Shortages, shortage
 
 FRONT: Resources = {"CPU": 1.0}
 

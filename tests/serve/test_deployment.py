@@ -5,8 +5,13 @@ from typing import Any
 import pytest
 
 from diffray.cluster.serve.app_config import AppConfig, app_config
-from diffray.cluster.serve.autoscaling import ONGOING_TOKENS, OngoingTokensPolicy
-from diffray.cluster.serve.deployment import deployment_options, placement_bundles, resources
+from diffray.cluster.serve.deployment import (
+    ONGOING_TOKENS,
+    OngoingTokensPolicy,
+    deployment_options,
+    placement_bundles,
+    resources,
+)
 
 
 def config(device: str = "cuda", **parts: Any) -> AppConfig:
@@ -77,7 +82,7 @@ class TestServe:
         from ray import serve
         from ray.serve._private.config import DeploymentConfig
 
-        from diffray.cluster.serve.prefix_router import PrefixRouter
+        from diffray.cluster.serve.prefix_routing import PrefixRouter
 
         given = {"num_replicas": 2, "prefix_routing": True}
         options = deployment_options(config(deployment_config=given))

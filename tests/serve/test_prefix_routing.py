@@ -90,7 +90,7 @@ async def test_calls_of_a_handle_go_by_their_prompts() -> None:
     )
     from ray.serve.request_router import PendingRequest
 
-    from diffray.cluster.serve.prefix_router import PrefixRouter
+    from diffray.cluster.serve.prefix_routing import PrefixRouter
 
     make: Any = PrefixRouter  # Ray's constructor has no types
     deployment = DeploymentID("some", "app")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from diffray.cluster.serve import replica_metrics, replica_service
+from diffray.cluster.serve import replica_service, replicas
 from diffray.cluster.serve.app_config import AppConfig
 from tests.helpers.files_server import files_server
 from tests.helpers.recorder import Recorder
@@ -49,7 +49,7 @@ class RecordedGauge:
 
 @pytest.fixture
 def gauges(monkeypatch: pytest.MonkeyPatch) -> dict[str, RecordedGauge]:
-    monkeypatch.setattr(replica_metrics, "Gauge", RecordedGauge)
+    monkeypatch.setattr(replicas, "Gauge", RecordedGauge)
     monkeypatch.setattr(RecordedGauge, "made", made := dict[str, RecordedGauge](), raising=False)
     return made
 
@@ -58,7 +58,7 @@ def test_every_series_is_exported_again_with_its_new_value(gauges: dict[str, Any
     registry = CollectorRegistry()
     tokens = Counter("diffray:tokens", "Tokens.", ["replica", "tier"], registry=registry)
     seconds = Histogram("diffray:s", "Seconds.", ["replica"], buckets=(1, 5), registry=registry)
-    exporter = replica_metrics.Exporter()
+    exporter = replicas.Exporter()
     for tier in ("device", "host", "host"):
         tokens.labels("a", tier).inc(3)
         seconds.labels("a").observe(2)

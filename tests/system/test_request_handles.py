@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from diffray import AsyncDiffusionLLM, DiffusionLLM, SamplingParams
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.request_handle import Phase, RequestCancelled
-from diffray.cluster.serve.autoscaling import ONGOING_TOKENS
+from diffray.cluster.serve.deployment import ONGOING_TOKENS
 from diffray.cluster.serve.server import remove
 from tests.helpers.nodes import alive, application, serving, start
 from tests.helpers.paths import ROOT

@@ -5,7 +5,7 @@ import struct
 import threading
 import zlib
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -53,18 +53,25 @@ def data_url(data: bytes) -> str:
     return f"data:image/png;base64,{b64encode(data).decode()}"
 
 
+@pytest.fixture(scope="module")
+def original() -> Callable[..., Any]:
+    # Not at the top: it imports triton, and the kernels' tests choose its interpreter before that.
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    return Gemma4ImageProcessorPil()
+
+
 @pytest.mark.parametrize(
     "size", [(640, 480), (97, 1203), (2000, 300), (16, 16), (3000, 20), (5, 900)]
 )
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
-def test_patches_are_those_of_the_original_s_processor(size: tuple[int, int], mode: str) -> None:
-    # Not at the top: it imports triton, and the kernels' tests choose its interpreter before that.
-    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
-
+def test_patches_are_those_of_the_original_s_processor(
+    original: Callable[..., Any], size: tuple[int, int], mode: str
+) -> None:
     image = noise(*size, mode)
     found = read_image(file_of(image), GEMMA)
     patches = torch.frombuffer(bytearray(found.pixels), dtype=torch.float32).view(-1, 768)
-    made = Gemma4ImageProcessorPil()(image.convert("RGB"), return_tensors="pt")
+    made = original(image.convert("RGB"), return_tensors="pt")
     places = made["image_position_ids"][0]
     shown = places[:, 0] >= 0
     assert torch.equal(patches, made["pixel_values"][0][shown].float())

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from diffray.cluster.cli.chat import chat
-from diffray.cluster.cli.chat_commands import HELP
+from diffray.cluster.cli.chat import HELP, chat
 from diffray.cluster.cli.endpoint import Endpoint, Refused
 from diffray.cluster.cli.request_options import DIFFUSION
 from diffray.components.policy import DiffusionParams

@@ -6,18 +6,19 @@ Without a terminal each line of the input is a message, and only the answers are
 import json
 import sys
 from collections.abc import Generator, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from textwrap import fill
 from typing import Any, Final, TextIO
 
 import httpx2
+from rich.console import Console
+from rich.text import Text
 
-from diffray.cluster.cli.conversation import Conversation, News
+from diffray.cluster.cli.conversation import Conversation
 from diffray.cluster.cli.endpoint import Endpoint, Refused
 from diffray.cluster.cli.flags import CACHES, DECODERS, ITERATIONS, PACE
-from diffray.cluster.cli.playback import Playback, can_play, without_echo
+from diffray.cluster.cli.playback import News, can_play, printable, show
 from diffray.cluster.cli.request_options import DIFFUSION, put_setting
-from diffray.cluster.cli.rows import wrapped
 from diffray.components.spelling import did_you_mean
 
 ANSWER_SECONDS = 300.0  # between two pieces of an answer
@@ -78,7 +79,7 @@ def chat(
             talk.watch = watch and can_play(out) and about.get("owned_by") == "diffray"
             with suppress(ImportError):
                 import readline  # noqa: F401  # gives input() its editing and history
-            out.write(_greeting(endpoint, about))
+            _greet(endpoint, about, out)
             _converse(talk, out, pace)
         else:
             talk = Conversation(
@@ -95,7 +96,7 @@ def _answer_lines(talk: Conversation, source: TextIO, out: TextIO) -> bool:
         for line in map(str.strip, source):
             try:
                 if line and (answer := _answer(talk, line, out)) is not None:
-                    _write(answer, out)
+                    show(answer, out, None)
             except ValueError as error:
                 print(f"diffray: {error}", file=sys.stderr, flush=True)
                 succeeded = False
@@ -115,17 +116,22 @@ def _about(endpoint: Endpoint, client: httpx2.Client, name: str | None) -> dict[
     return next((each for each in models if each["id"] == name), {"id": name})
 
 
-def _greeting(endpoint: Endpoint, about: Mapping[str, Any]) -> str:
-    """Return the model's name, its description and examples to try."""
-    lines = [f"{about['id']} at {endpoint.url}; /help lists commands, /clear begins a new chat"]
+def _greet(endpoint: Endpoint, about: Mapping[str, Any], out: TextIO) -> None:
+    """Write the model's name, its description and examples to try."""
+    console = Console(file=out)
+
+    def tell(text: str, indent: str = "") -> None:
+        for row in Text(printable(text)).wrap(console, max(console.width - 1 - len(indent), 20)):
+            out.write(f"{indent}{row.plain.rstrip()}\n")
+
+    out.write(f"{about['id']} at {endpoint.url}; /help lists commands, /clear begins a new chat\n")
     if isinstance(said := about.get("description"), str):
-        lines += wrapped(said)
+        tell(said)
     examples = about.get("examples")
     if isinstance(examples, list) and examples:
-        lines.append("Try:")
+        tell("Try:")
         for each in examples:
-            lines += wrapped(str(each), indent="  ")
-    return "".join(f"{line}\n" for line in lines)
+            tell(str(each), indent="  ")
 
 
 def _converse(talk: Conversation, out: TextIO, pace: float) -> None:
@@ -141,13 +147,13 @@ def _converse(talk: Conversation, out: TextIO, pace: float) -> None:
             continue
         try:
             if line and (answer := _answer(talk, line, out)) is not None:
-                _play(answer, out, pace)
+                show(answer, out, pace)
                 if talk.unanswered is not None:
                     out.write("(empty answer)\n")
                 if talk.finish_reason == "length":
                     out.write("(max_tokens ended the answer)\n")
                 if talk.counts:
-                    out.write(f"\x1b[2m({talk.counts})\x1b[0m\n")
+                    Console(file=out).print(Text(f"({talk.counts})", "dim"))
         except KeyboardInterrupt:
             out.write("(stopped)\n")
         except (ValueError, ConnectionError) as error:
@@ -268,30 +274,3 @@ def _save(talk: Conversation, file: str, out: TextIO) -> None:
         raise Refused(f"{file} exists already; give another name") from None
     except OSError as error:
         raise Refused(f"{file} cannot be written: {error.strerror}") from None
-
-
-def _play(answer: Generator[News, None, None], out: TextIO, pace: float) -> None:
-    with closing(answer), without_echo(), Playback(out, pace) as shown:
-        for news in answer:
-            if isinstance(news, str):
-                shown.say(news)
-            else:
-                shown.step(news)
-        shown.finish()
-
-
-def _write(answer: Generator[News, None, None], out: TextIO) -> None:
-    with closing(answer):
-        begun = False
-        try:
-            for news in answer:
-                if isinstance(news, str):
-                    out.write(news)
-                    out.flush()
-                    begun = True
-        except ValueError:
-            if begun:
-                out.write("\n")
-            raise
-    out.write("\n")
-    out.flush()

@@ -8,9 +8,8 @@ from typing import Any
 import httpx2
 
 from diffray.cluster.cli.endpoint import Endpoint, Refused, complaint, json_of, message_of
+from diffray.cluster.cli.playback import News
 from diffray.components.config import counted
-
-News = str | list[str | None]  # more text, or the canvas after one more step: None where masked
 
 
 @dataclass(slots=True)

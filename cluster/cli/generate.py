@@ -64,7 +64,9 @@ def _read_prompt(prompt: str | None, model: str) -> str:
 
             resolve(model)  # reports a wrong path first; downloads nothing
         raise typer.BadParameter("give a prompt, or - to read it from stdin", param_hint="PROMPT")
-    from diffray.cluster.cli.rows import wrapped
+    from rich.console import Console
+    from rich.text import Text
 
-    typer.echo("\n".join(wrapped(EXAMPLE)) if sys.stderr.isatty() else EXAMPLE, err=True)
+    console = Console(stderr=True)
+    console.print(Text(EXAMPLE), soft_wrap=not console.is_terminal)  # words are broken only there
     return EXAMPLE

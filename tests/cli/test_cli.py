@@ -9,7 +9,7 @@ import subprocess
 import sys
 import termios
 import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -23,9 +23,8 @@ import diffray
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.api.settings import key_digest
 from diffray.cluster.cli.main import app
-from diffray.cluster.cli.playback import Playback
-from diffray.cluster.cli.print_answer import play
-from diffray.cluster.cli.rows import printable
+from diffray.cluster.cli.playback import printable
+from diffray.cluster.cli.print_answer import print_answer
 from diffray.cluster.serve.app_config import app_config, door_config
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
@@ -214,6 +213,7 @@ class TestWatch:
     @pytest.fixture(autouse=True)
     def terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
     def test_leaves_the_text_and_counts_forwards(self, llm: DiffusionLLM) -> None:
@@ -225,8 +225,8 @@ class TestWatch:
         ends: list[dict[str, Any]] = [{}, stop, stop | kept, end, end | kept]
         for more in (*ends, *({"diffusion": each} for each in others)):
             params, screen = SamplingParams(max_tokens=24, **more), Screen()
-            with Playback(screen, pace=1000) as shown:
-                measured = play(llm, "Hello", params, shown)
+            with redirect_stdout(screen):
+                measured = print_answer(llm, "Hello", params, pace=1000)
             (output,) = llm.generate("Hello", params)
             assert any(MASK * 3 in screen.text_of(state) for state in screen.states)
             assert same(screen, output.outputs[0].text), more

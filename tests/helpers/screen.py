@@ -59,14 +59,8 @@ class Screen(io.StringIO):
                 self.style = "" if values in ("", "0") else values
             case "A", _:
                 self.row = max(self.row - int(values), len(self.rows) - self.lines, 0)
-            case "C", _:
-                self.column = min(self.column + int(values), self.columns - 1)
-            case "K", "":
-                del self.rows[self.row][self.column :]
-            case "J", "":
-                del self.rows[self.row][self.column :]
-                for row in self.rows[self.row + 1 :]:
-                    row.clear()
+            case "K", "2":
+                self.rows[self.row].clear()
             case (("h" | "l"), "?25"):
                 self.is_hidden = command == "l"
             case _:

@@ -157,7 +157,7 @@ def _converse(talk: Conversation, out: TextIO, pace: float) -> None:
         except KeyboardInterrupt:
             out.write("(stopped)\n")
         except (ValueError, ConnectionError) as error:
-            out.write(f"diffray: {error}\n")
+            out.write(f"diffray: {printable(str(error))}\n")
         except Leave:
             return
 

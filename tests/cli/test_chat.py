@@ -299,6 +299,9 @@ class TestTerminal:
     def test_only_files_get_control_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
         out, _ = typed(monkeypatch, "a\x1b[2J\tb\x9bc")
         assert out.splitlines()[1] == "you said a [2J    b c"
+        refusal = Answer(400, {"error": {"message": "no\x1b[2J"}})
+        out, _ = typed(monkeypatch, "a", respond=lambda asked: refusal, model="m")
+        assert out.splitlines()[1] == "diffray: the server answers 400: no [2J"
         out, _ = piped("a\x1b[2Jb", model="m")
         assert out == "you said a\x1b[2Jb\n"
 

@@ -126,17 +126,17 @@ def _spelt_out(given: Any) -> Any:
 
 def _without_kind(given: object, annotation: Any) -> str | None:
     """Return what to write if a part lacks its kind, in a field that takes several kinds."""
-    if not (isinstance(given, dict) and "kind" not in given and (kinds := _kinds(annotation))):
+    if not (isinstance(given, dict) and "kind" not in given and (found := kinds(annotation))):
         return None
-    return f"a 'kind' is needed; allowed: {', '.join(map(repr, kinds))}"
+    return f"a 'kind' is needed; allowed: {', '.join(map(repr, found))}"
 
 
-def _kinds(annotation: Any) -> list[str]:
+def kinds(annotation: Any) -> list[str]:
     """Return the kinds of a field's union; empty if it is not such a union."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
         kind = annotation.model_fields.get("kind")
         return [kind.default] if kind else []
-    return [kind for part in get_args(annotation) for kind in _kinds(part)]
+    return [kind for part in get_args(annotation) for kind in kinds(part)]
 
 
 def explain(error: ValidationError, names: Mapping[str, str] | None = None) -> str:

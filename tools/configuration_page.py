@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import typer
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -16,10 +17,7 @@ from typer.main import get_command
 
 from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.settings import ApiSettings
-from diffray.cluster.cli.flag_records import names_of
-from diffray.cluster.cli.flags import Engine
 from diffray.cluster.cli.main import app
-from diffray.cluster.cli.serve_options import Api, Layout, Listening, Placement
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.app_config import AppConfig, DoorConfig
@@ -58,7 +56,7 @@ def page() -> str:
 
 
 def _engine() -> Iterator[str]:
-    flags = _flags(Engine, Layout)
+    flags = _flags("serve")
     own = {
         n: f for n, f in EngineConfig.model_fields.items() if n not in EngineOptions.model_fields
     }
@@ -76,9 +74,9 @@ def _engine() -> Iterator[str]:
 def _server() -> Iterator[str]:
     yield "## Server\n"
     yield "Where `diffray serve` listens, and on which Ray.\n"
-    yield from _table(Server.model_fields, _flags(Listening))
+    yield from _table(Server.model_fields, _flags("serve"))
     yield "How the endpoint behaves; in YAML below `api`.\n"
-    yield from _table(ApiSettings.model_fields, _flags(Api))
+    yield from _table(ApiSettings.model_fields, _flags("serve"))
 
 
 def _deployment() -> Iterator[str]:
@@ -97,7 +95,7 @@ def _deployment() -> Iterator[str]:
     ):
         yield f"### {name}\n"
         yield f"{_first_line(kind)}\n"
-        yield from _table(kind.model_fields, _flags(Placement) if kind is PlacementGroup else {})
+        yield from _table(kind.model_fields, _flags("serve") if kind is PlacementGroup else {})
     yield "### door\n"
     yield f"{_first_line(DoorConfig)}"
     yield "In a file it stands beside `llm_configs`; for Ray's own commands it is the `args` of"
@@ -110,7 +108,7 @@ def _requests() -> Iterator[str]:
     yield "`SamplingParams(max_tokens=64)`, or the body of an HTTP request. Over HTTP, the server's"
     yield "[generation_defaults](#generation_defaults) and the checkpoint fill in what is left out."
     yield "On the command line, those without a flag are `--set NAME=VALUE`.\n"
-    request = _command_flags("generate")
+    request = _flags("generate")
     yield from _table(SamplingParams.model_fields, request)
     yield "### diffusion\n"
     yield "Below `diffusion` in a request, in `DiffusionLLM(diffusion=...)` and in YAML.\n"
@@ -132,17 +130,13 @@ def _first_line(kind: type[BaseModel]) -> str:
     return (kind.__doc__ or "").partition("\n")[0].strip()
 
 
-def _flags(*records: type) -> dict[str, str]:
-    names = names_of(*records)
-    return {name: flag for name, flag in _command_flags("serve").items() if name in names}
-
-
-def _command_flags(command: str) -> dict[str, str]:
+def _flags(command: str) -> dict[str, str]:
     """Return the flags of a command by the names of its parameters, all aliases named."""
     group: Any = get_command(app)
+    _, found, _ = group.resolve_command(typer.Context(group), [command])
     return {
         each.name: ", ".join(f"`{flag}`" for flag in (*each.opts, *each.secondary_opts))
-        for each in group.commands[command].load().params
+        for each in found.params
         if each.param_type_name == "option"
     }
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from tqdm import tqdm
@@ -19,7 +19,7 @@ from tqdm import tqdm
 import diffray
 from diffray.cluster.cli import flags
 from diffray.cluster.cli.datasets import Data, random_ids, read_sets, tasks
-from diffray.cluster.cli.flag_records import flag, record, spread, typed
+from diffray.cluster.cli.model_flags import Fields, Given
 from diffray.cluster.cli.request_options import sampling_params
 from diffray.workers.engine_options import EngineOptions
 
@@ -43,31 +43,20 @@ _COLUMNS = {
 _WIDTH = 120  # of a table that goes to a file or a pipe
 _INTERRUPTED = 130  # the exit status by which shells report SIGINT
 
-
-@record("Measuring", EngineOptions)
-class Steps:
-    steps_per_round: int | None = flag()
-
-
-@record("Measuring")
-class Timing:
-    batch_size: str = flag(
-        "8", metavar="N[,N...]", help="Requests per batch; several make a sweep."
-    )
-    num_iters_warmup: int = flag(2, min=0, help="Warm-up generations, not timed.")
-    num_iters: int = flag(10, min=1, help="Timed generations.")
-
-
-@record("Prompts")
-class Lengths:
-    input_len: int = flag(32, min=1, help="Tokens per random prompt.")
-    output_len: int = flag(128, min=1, help="Tokens to generate per prompt.")
-    seed: int = flag(0, help="The seed of prompts and sampling.")
-
-
-@record("Result")
-class Result:
-    output_json: Path | None = flag(metavar="OUT.json", help="Write the results to this file.")
+_STEPS = Fields(EngineOptions, "Engine", "steps_per_round")
+Prompts = Annotated[
+    Given,
+    Fields(
+        Data,
+        "Prompts",
+        *("num_prompts", "input_len", "random_prefix_len", "output_len", "seed", "dataset_path"),
+        dataset_name=typer.Option(metavar="NAME[,NAME...]"),
+        ignore_eos=typer.Option("--ignore-eos"),
+    ),
+]
+Result = Annotated[
+    Path | None, typer.Option(metavar="OUT.json", help="Write the results to this file.")
+]
 
 
 def sizes_of(text: str) -> list[int]:
@@ -203,7 +192,9 @@ def _loaded(model: str, options: dict[str, Any]) -> "Iterator[DiffusionLLM]":
 
 
 @contextmanager
-def _published(result: Result, facts: dict[str, str], planned: int) -> Iterator[list[Run]]:
+def _published(
+    output_json: Path | None, facts: dict[str, str], planned: int
+) -> Iterator[list[Run]]:
     """Print the runs that the block adds to the list, and write them to the file.
 
     After Ctrl-C, those that have finished.
@@ -223,58 +214,63 @@ def _published(result: Result, facts: dict[str, str], planned: int) -> Iterator[
             table.add_row(*(form.format(**run) for form in _COLUMNS.values()))
         console = Console()
         (console if console.is_terminal else Console(width=_WIDTH)).print(table)
-    if result.output_json is not None:
+    if output_json is not None:
         facts |= {"interrupted": interrupted} if interrupted else {}
         text = json.dumps({"facts": facts, "runs": runs}, indent=1)
-        result.output_json.write_text(f"{text}\n")
+        output_json.write_text(f"{text}\n")
     if interrupted:
         typer.echo(f"diffray: {interrupted}", err=True)
         raise typer.Exit(_INTERRUPTED)
 
 
-def _check(result: Result) -> None:
+def _check(path: Path | None) -> None:
     """Refuse a file that cannot be written, before spending hours on its content."""
-    path = result.output_json
     if path is not None and path.is_dir():
         raise ValueError(f"--output-json {path} is a folder; name a file in it")
     if path is not None and not path.parent.is_dir():
         raise ValueError(f"--output-json {path}: there is no folder {path.parent}; make it first")
 
 
-@spread
 def latency(
     *,
     model: flags.Model = "demo",
-    engine: flags.Engine,
-    timing: Timing,
-    steps: Steps,
-    lengths: Lengths,
+    engine: Annotated[flags.Engine, _STEPS],
+    batch_size: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Requests per batch; several make a sweep.")
+    ] = "8",
+    num_iters_warmup: Annotated[
+        int, typer.Option(min=0, help="Warm-up generations, not timed.")
+    ] = 2,
+    num_iters: Annotated[int, typer.Option(min=1, help="Timed generations.")] = 10,
+    input_len: Annotated[int, typer.Option(min=1, help="Tokens per random prompt.")] = 32,
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens to generate per prompt.")] = 128,
+    seed: Annotated[int, typer.Option(help="The seed of prompts and sampling.")] = 0,
     sampling: flags.Sampling,
     diffusion: flags.Diffusion,
-    result: Result,
+    settings: flags.Settings = None,
+    output_json: Result = None,
 ) -> None:
     """Measure the latency of batches of random prompts.
 
     All answers have the same length.
     """
-    _check(result)
-    sizes = sizes_of(timing.batch_size)
-    params = sampling_params(
-        sampling, diffusion, max_tokens=lengths.output_len, seed=lengths.seed, ignore_eos=True
-    )
-    with _loaded(model, typed(engine) | typed(steps) | {"max_num_seqs": max(sizes)}) as llm:
-        prompts = random_ids(llm, max(sizes), lengths.input_len, lengths.seed)
+    _check(output_json)
+    sizes = sizes_of(batch_size)
+    fixed = {"max_tokens": output_len, "seed": seed, "ignore_eos": True}
+    params = sampling_params(sampling | diffusion | fixed, settings)
+    with _loaded(model, engine | {"max_num_seqs": max(sizes)}) as llm:
+        prompts = random_ids(llm, max(sizes), input_len, seed)
         facts = facts_of(llm, model, params, {"a batch": (prompts, [params])})
-        repeats = timing.num_iters_warmup + timing.num_iters
+        repeats = num_iters_warmup + num_iters
         with (
-            _published(result, facts, len(sizes)) as runs,
+            _published(output_json, facts, len(sizes)) as runs,
             _progress(sum(sizes) * repeats) as show,
         ):
             for size in sizes:
                 work = prompts[:size], [params] * size
-                if timing.num_iters_warmup:
-                    timed(llm, "", [work] * timing.num_iters_warmup, show)
-                run = timed(llm, f"batch {size}", [work] * timing.num_iters, show)
+                if num_iters_warmup:
+                    timed(llm, "", [work] * num_iters_warmup, show)
+                run = timed(llm, f"batch {size}", [work] * num_iters, show)
                 mean = fmean(run["latencies"])
                 shares = {str(each): percentile(run["latencies"], each) for each in PERCENTS}
                 tqdm.write(f"{run['name']}\nAvg latency: {mean} seconds")
@@ -283,40 +279,40 @@ def latency(
                 runs.append(run | {"batch_size": size, "avg_latency": mean, "percentiles": shares})
 
 
-@spread
 def throughput(
     *,
     model: flags.Model = "demo",
-    engine: flags.BatchEngine,
-    data: Data,
+    engine: Annotated[flags.BatchEngine, _STEPS],
+    prompts: Prompts,
     raw: flags.Raw = False,
-    steps: Steps,
     sampling: flags.Sampling,
     diffusion: flags.Diffusion,
-    result: Result,
+    settings: flags.Settings = None,
+    output_json: Result = None,
 ) -> None:
     """Measure the throughput over data sets.
 
     --max-num-seqs 1 runs one prompt at a time.
     """
-    _check(result)
-    sets, ends = read_sets(data), data.ignore_eos or None
-    params = sampling_params(
-        sampling, diffusion, max_tokens=data.output_len, seed=data.seed, ignore_eos=ends
-    )
-    with _loaded(model, typed(engine) | typed(steps)) as llm:
+    _check(output_json)
+    data = Data(**prompts)
+    sets = read_sets(data)
+    ends = data.ignore_eos or None
+    fixed = {"max_tokens": data.output_len, "seed": data.seed, "ignore_eos": ends}
+    params = sampling_params(sampling | diffusion | fixed, settings)
+    with _loaded(model, engine) as llm:
         at_once = llm.engine.limits.max_num_seqs
         work = tasks(llm, data, sets, params, raw=raw)
         facts = {"max num seqs": str(at_once)} | facts_of(llm, model, params, work)
-        sizes = [len(prompts) for prompts, _ in work.values()]
+        sizes = [len(asked) for asked, _ in work.values()]
         with (
-            _published(result, facts, len(work)) as runs,
+            _published(output_json, facts, len(work)) as runs,
             _progress(sum(n + min(n, at_once) for n in sizes)) as show,
         ):
-            for task, (prompts, own) in work.items():
-                timed(llm, "", [(prompts[:at_once], own[:at_once])], show)  # warm-up
-                alone = [([prompt], [each]) for prompt, each in zip(prompts, own, strict=True)]
-                run = timed(llm, task, alone if at_once == 1 else [(prompts, own)], show)
+            for task, (asked, own) in work.items():
+                timed(llm, "", [(asked[:at_once], own[:at_once])], show)  # warm-up
+                alone = [([prompt], [each]) for prompt, each in zip(asked, own, strict=True)]
+                run = timed(llm, task, alone if at_once == 1 else [(asked, own)], show)
                 tqdm.write(_rates(task, run))
                 runs.append(
                     run

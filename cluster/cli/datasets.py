@@ -9,7 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from diffray.cluster.cli.flag_records import flag, record
+from pydantic import Field
+
+from diffray.components.config import Config
 
 if TYPE_CHECKING:  # help does not need them
     from diffray.cluster.control.llm import DiffusionLLM
@@ -24,33 +26,37 @@ NAMES: Final = (RANDOM, *BUNDLED, FROM_FILE)
 _RANDOM_PROMPTS = 32  # unless typed
 
 
-@record("Prompts")
-class Data:
-    dataset_name: str = flag(
+class Data(Config):
+    """The prompts of a benchmark of throughput."""
+
+    dataset_name: str = Field(
         RANDOM,
-        metavar="NAME[,NAME...]",
-        help="random, demo, humaneval, gsm8k, or custom: JSON lines with prompt, max_tokens, task.",
+        description="random, demo, humaneval, gsm8k, or custom: JSON lines with prompt, "
+        "max_tokens, task.",
     )
-    dataset_path: Path | None = flag(help="The file for custom.")
-    num_prompts: int | None = flag(
-        min=1,
-        help="The most prompts to take from each data set; default: all of them, and "
+    dataset_path: Path | None = Field(None, description="The file for custom.")
+    num_prompts: int | None = Field(
+        None,
+        ge=1,
+        description="The most prompts to take from each data set; default: all of them, and "
         f"{_RANDOM_PROMPTS} random ones.",
     )
-    input_len: int = flag(128, min=1, help="Tokens per random prompt.")
-    random_prefix_len: int = flag(
+    input_len: int = Field(128, ge=1, description="Tokens per random prompt.")
+    random_prefix_len: int = Field(
         0,
-        min=0,
-        help="Tokens of a common prefix before each random prompt, whose K/V are shared only with "
-        "--enable-prefix-caching.",
+        ge=0,
+        description="Tokens of a common prefix before each random prompt, whose K/V are shared "
+        "only with --enable-prefix-caching.",
     )
-    output_len: int | None = flag(
-        min=1, help="Tokens to generate per prompt; default: the file's number, else 128."
+    output_len: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens to generate per prompt; default: the file's number, else 128.",
     )
-    ignore_eos: bool = flag(
-        False, "--ignore-eos", help="Generate past end tokens; implied by random prompts."
+    ignore_eos: bool = Field(
+        False, description="Generate past end tokens; implied by random prompts."
     )
-    seed: int = flag(0, help="The seed of prompts and sampling.")
+    seed: int = Field(0, description="The seed of prompts and sampling.")
 
     @property
     def num_random(self) -> int:

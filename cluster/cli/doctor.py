@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diffray.cluster.cli import flags
-from diffray.cluster.cli.flag_records import flag, record, spread, typed
+from diffray.cluster.cli.model_flags import Fields, Given
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server
 
@@ -19,18 +19,12 @@ if TYPE_CHECKING:
     from diffray.workers.bring_up.findings import Findings
 
 
-@record("Server", Server)
-class Listening:
-    port: int | None = flag()
-
-
-@spread
 def doctor(
     model: flags.Checkpoint = "demo",
     *,
     compute: flags.Compute,
     ranks: flags.Ranks,
-    listening: Listening,
+    listening: Annotated[Given, Fields(Server, "Server", "port")],
     as_json: flags.Json = False,
 ) -> None:
     """Check this machine, and on a GPU the kernels for a model.
@@ -43,9 +37,9 @@ def doctor(
     from diffray.components.mesh import Mesh
     from diffray.workers.bring_up.start import bring_up
 
-    config = EngineConfig(**typed(compute), **typed(ranks))
+    config = EngineConfig(**compute, **ranks)
     checks = []
-    for check in machine_checks(model, config, Server(**typed(listening)), say):
+    for check in machine_checks(model, config, Server(**listening), say):
         checks.append(check)
         if not as_json:
             typer.echo(f"{check.name:<14}{check.found}")

@@ -1,53 +1,57 @@
 """`diffray generate`: answer one prompt in this process."""
 
 import sys
+from typing import Annotated
 
 import typer
 
 from diffray.cluster.cli import flags
-from diffray.cluster.cli.flag_records import flag, record, refuse_flags, spread, typed
+from diffray.cluster.cli.commands import refuse
 from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, HUB_ID
 
 
-@record("Output")
-class Output(flags.Watching):
-    watch: bool = flag(False, "--watch", help="Show how masks turn into text, step by step.")
-    stats: bool = flag(False, "--stats", help="Print tokens, forwards and tokens/s on stderr.")
-
-
-@spread
 def generate(
     context: typer.Context,
-    prompt: flags.Prompt = None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The prompt; - reads it from stdin. The demo models have an example."),
+    ] = None,
     *,
     model: flags.Model = "demo",
-    output: Output,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show how masks turn into text, step by step.")
+    ] = False,
+    pace: flags.Pace = flags.PACE,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print tokens, forwards and tokens/s on stderr.")
+    ] = False,
     answer: flags.Answer,
     raw: flags.Raw = False,
     diffusion: flags.Diffusion,
+    settings: flags.Settings = None,
     engine: flags.Engine,
 ) -> None:
     """Answer one prompt, without a server.
 
     The prompt is sent as a chat message if the model has a chat template.
     """
-    if not output.watch:
-        refuse_flags(context, "without --watch", ("pace",))
+    if not watch:
+        refuse(context, "without --watch", ("pace",))
     text = _read_prompt(prompt, model)
     from diffray.cluster.cli.print_answer import as_prompt, print_answer
     from diffray.cluster.cli.request_options import sampling_params
     from diffray.cluster.control.llm import DiffusionLLM
 
-    params = sampling_params(answer, diffusion)
+    params = sampling_params(answer | diffusion, settings)
     if params.logprobs:
         raise ValueError(
             "the command line prints no logprobs; leave them out, or request them in Python or "
             "through the API of a server"
         )
-    llm = DiffusionLLM(model, max_num_seqs=1, **typed(engine))
-    pace = output.pace if output.watch else None
-    measured = print_answer(llm, as_prompt(llm, text, raw=raw), params, pace=pace)
-    if output.stats:
+    llm = DiffusionLLM(model, max_num_seqs=1, **engine)
+    prepared = as_prompt(llm, text, raw=raw)
+    measured = print_answer(llm, prepared, params, pace=pace if watch else None)
+    if stats:
         typer.echo(str(measured), err=True)
 
 

@@ -3,21 +3,22 @@
 A command's module is imported only when the command is used, so that help is quick.
 """
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 import diffray
-from diffray.cluster.cli.help import Later, command_line, examples, later
+from diffray.cluster.cli.commands import add, group
 
-app = command_line(
+app = group(
     "Serve diffusion language models, and watch them write.",
     "diffray serve               # a toy model, its API and its page",
     "diffray chat                # talk to it from another terminal",
     "diffray generate --watch    # the same without a server, step by step",
     "diffray serve --help        # every command has more examples",
 )
-bench = command_line(
+bench = group(
     "Measure an engine in this process: latency and throughput.",
     "diffray bench latency --batch-size 1,8",
     "diffray bench throughput --dataset-name demo",
@@ -42,20 +43,15 @@ def main(
     """Serve diffusion language models, and watch them write."""
 
 
+_PREPARE = "Prepare and measure"
 _DENSE, _SPARSE = "GSAI-ML/LLaDA-8B-Instruct", "inclusionAI/LLaDA-MoE-7B-A1B-Instruct"
-
-
-def _add(panel: str | None, command: str, text: str, *shown: str, to: typer.Typer = app) -> None:
-    """Add a command, as MODULE.NAME within this folder, with its line in help and examples."""
-    module, _, name = command.rpartition(".")
-    load = later(f"diffray.cluster.cli.{module}", name, examples(*shown))
-    to.command(name, cls=Later, help=text, rich_help_panel=panel)(load)
-
+_ask = partial(add, app, "Serve and ask")
+_inspect = partial(add, app, "Inspect")
+_prepare = partial(add, app, _PREPARE)
+_measure = partial(add, bench, None)
 
 # In the order in which help lists them.
-_ASK, _INSPECT, _PREPARE = "Serve and ask", "Inspect", "Prepare and measure"
-_add(
-    _ASK,
+_ask(
     "serve.serve",
     "Serve models through an OpenAI-compatible API on Ray.",
     "diffray serve",
@@ -63,57 +59,51 @@ _add(
     "diffray serve demo demo-llada2",
     "diffray serve --config models.yaml",
 )
-_add(
-    _ASK,
+_ask(
     "client_commands.chat",
     "Chat with a server, in the terminal or line by line from stdin.",
     "diffray chat",
     "diffray chat --base-url http://HOST:8000 --temperature 0.7 --pace 20",
 )
-_add(
-    _ASK,
+_ask(
     "generate.generate",
     "Answer one prompt, without a server.",
     "diffray generate --watch",
     f'diffray generate "Why is the sky blue?" --model {_DENSE}',
     "diffray generate - --set decoder.threshold=0.8 < prompt.txt",
 )
-_add(
-    _ASK,
+_ask(
     "client_commands.batch",
     "Answer a file of requests, with a server or a model loaded here.",
     "diffray batch in.jsonl out.jsonl --base-url http://127.0.0.1:8000",
     f"diffray batch in.jsonl out.jsonl --model {_DENSE}",
 )
-_add(
-    _INSPECT,
+_inspect(
     "doctor.doctor",
     "Check this machine, and on a GPU the kernels for a model.",
     "diffray doctor",
     f"diffray doctor {_SPARSE} --dtype bfloat16 --json",
 )
-_add(
-    _INSPECT,
+_inspect(
     "checkpoint_commands.info",
     "Show a checkpoint's size, memory and possible rank counts.",
     "diffray info demo",
     f"diffray info {_DENSE} --json",
 )
-_add(
-    _PREPARE,
+_prepare(
     "checkpoint_commands.convert",
     "Rewrite a mixture-of-experts checkpoint to load faster.",
     f"diffray convert {_SPARSE} fused-checkpoint",
 )
-_add(
-    _PREPARE,
+_prepare(
     "checkpoint_commands.quantize",
     "Write a copy of a checkpoint with weights in fewer bits.",
     "diffray quantize demo demo-int8",
     "diffray quantize demo-llada2 smaller -q experts=int4,attention=int8",
 )
 app.add_typer(bench, name="bench", rich_help_panel=_PREPARE)
-_add(
+add(
+    app,
     "Shell",
     "completion.completion",
     "Print a script that makes a shell complete commands and options.",
@@ -121,17 +111,13 @@ _add(
     "diffray completion zsh > ~/.diffray.zsh    # source it in ~/.zshrc",
     "diffray completion fish > ~/.config/fish/completions/diffray.fish",
 )
-_add(
-    None,
+_measure(
     "bench.latency",
     "Measure the latency of batches of random prompts.",
     "diffray bench latency --batch-size 1,8",
-    to=bench,
 )
-_add(
-    None,
+_measure(
     "bench.throughput",
     "Measure the throughput over data sets.",
     "diffray bench throughput --dataset-name demo --output-json out.json",
-    to=bench,
 )

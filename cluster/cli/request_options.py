@@ -1,39 +1,24 @@
 """Turns flags into a request's body, or into sampling parameters for an engine in this process."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any, Final
 
-from diffray.cluster.cli.flag_records import typed
-from diffray.cluster.cli.flags import Diffusion, Sampling
+from diffray.cluster.cli.model_flags import Given
 from diffray.components.config import UNIONS
+from diffray.components.params import SamplingParams
+from diffray.components.policy import DiffusionParams
 
-if TYPE_CHECKING:
-    from diffray.components.params import SamplingParams
-
-# The fields of `diffusion` in a request.
-DIFFUSION = (
-    *(
-        "block_length",
-        *UNIONS,
-        "canvas",
-        "canvas_length",
-        "slot_length",
-        "cfg_scale",
-        "speculation",
-    ),
-    "zero_confidence_token_ids",
-)
+DIFFUSION: Final = tuple(DiffusionParams.model_fields)  # the fields of `diffusion` in a request
 
 
-def request_options(sampling: Sampling, diffusion: Diffusion, **others: Any) -> dict[str, Any]:
-    """Return the options that were typed, as fields of a body; no field may be set twice."""
-    given = others | typed(sampling) | typed(diffusion)
-    settings = given.pop("settings", ())
+def request_options(given: Given, settings: Iterable[str] | None) -> dict[str, Any]:
+    """Return typed flags and settings as a body of a request; no field may be set twice."""
     body: dict[str, Any] = {}
     for name, value in given.items():
         if value is not None:
             _put(body, name, value)
-    for setting in settings:
+    for setting in settings or ():
         put_setting(body, setting)
     return body
 
@@ -46,14 +31,12 @@ def put_setting(body: dict[str, Any], setting: str) -> None:
     _put(body, name, _value(text))
 
 
-def sampling_params(sampling: Sampling, diffusion: Diffusion, **others: Any) -> "SamplingParams":
+def sampling_params(given: Given, settings: Iterable[str] | None) -> SamplingParams:
     """Return the same options as the sampling parameters of one answer."""
-    from diffray.components.params import SamplingParams
-
-    given = request_options(sampling, diffusion, **others)
+    options = request_options(given, settings)
     for part in UNIONS:
-        _add_kind(given.get("diffusion", {}), part)
-    params = SamplingParams(**given)
+        _add_kind(options.get("diffusion", {}), part)
+    params = SamplingParams(**options)
     if params.n != 1:
         raise ValueError(f"n is {params.n}, but the command line prints one answer; leave n out")
     return params

@@ -2,21 +2,20 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
+from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.cli import flags
-from diffray.cluster.cli import serve_options as own
+from diffray.cluster.cli.commands import refuse, typed_names
 from diffray.cluster.cli.failures import one_sentence
-from diffray.cluster.cli.flag_records import (
-    names_of,
-    paths_to_flags,
-    refuse_flags,
-    spread,
-    typed,
-)
+from diffray.cluster.cli.model_flags import Fields, Given
+from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server, reserved
+from diffray.cluster.serve.deployment_options import Deployment, PlacementGroup
 from diffray.cluster.serve.environment import (
     API_KEY,
     OPERATOR_KEY,
@@ -25,69 +24,119 @@ from diffray.cluster.serve.environment import (
     take_keys,
 )
 from diffray.cluster.serve.supervisor import say, supervised
+from diffray.components.checkpoints.demos import DEMOS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from diffray.cluster.serve.config_file import Applications
 
-# The records of flags that set the options of each section of a configuration.
-_SECTIONS: dict[str, tuple[Any, ...]] = {
-    "engine_kwargs": (flags.Engine, own.Layout),
-    "deployment_config": (own.Routing,),
-    "placement_group_config": (own.Placement,),
-    "api": (own.Api,),
-}
+# The flags of `diffray serve` alone: vLLM's names, with SGLang's as aliases.
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help=f"{flags.CHECKPOINT} Several share one endpoint.",
+        metavar="MODEL",
+        autocompletion=lambda: [*DEMOS],
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, Option(help="A YAML file that describes one or more models, instead of flags.")
+]
+PrintConfig = Annotated[
+    bool, Option("--print-config", help="Print the configuration for `serve deploy` and exit.")
+]
+Replicas = Annotated[
+    str,
+    Option(
+        metavar="N|MIN:MAX",
+        help="How many engines to run: N, or MIN:MAX to autoscale.",
+        rich_help_panel="Replicas",
+    ),
+]
+Listening = Annotated[
+    Given,
+    Fields(Server, "Server", "host", "port", "dashboard"),
+    Fields(Server, "Replicas", "address"),
+]
+Api = Annotated[
+    Given,
+    Fields(
+        ApiSettings,
+        "Server",
+        *("allowed_media_domains", "ignore_unknown_fields", "vllm_metric_names", "page"),
+        api_keys=Option("--api-key", envvar=API_KEY),
+        operator_keys=Option("--operator-key", "--admin-api-key", envvar=OPERATOR_KEY),
+        cors_origins=Option("--allowed-origins"),
+    ),
+]
+Layout = Annotated[
+    flags.Ranks,
+    Fields(
+        EngineConfig,
+        "Layout",
+        *("max_queued_requests", "scheduling_policy", "steps_per_round"),
+        *("draft_overhead", "cpu_threads"),
+        max_model_len=Option("--max-model-len", "--context-length"),
+        max_num_seqs=Option("--max-num-seqs", "--max-running-requests"),
+        kv_cache_memory=Option(metavar="SIZE", parser=str),
+        swap_space=Option(metavar="GIB|SIZE", parser=str),
+        prefix_cache_ttl=Option(metavar="SECONDS"),
+    ),
+]
+Routing = Annotated[Given, Fields(Deployment, "Replicas", "prefix_routing")]
+Placement = Annotated[Given, Fields(PlacementGroup, "Replicas", strategy=Option("--placement"))]
 
 
-@spread
 def serve(
     context: typer.Context,
-    models: own.Positional = None,
+    models: Models = None,
     *,
-    naming: own.Naming,
-    listening: own.Listening,
-    api: own.Api,
-    file: own.File,
+    model_path: Annotated[
+        str | None, Option("--model", "--model-path", help="The same as the argument.")
+    ] = None,
+    served_model_name: Annotated[str | None, Option(help="The model's name in requests.")] = None,
+    listening: Listening,
+    api: Api,
+    config: ConfigFile = None,
+    print_config: PrintConfig = False,
     diffusion: flags.Diffusion,
-    replicas: own.Replicas = "1",
-    routing: own.Routing,
-    placement: own.Placement,
-    layout: own.Layout,
+    settings: flags.Settings = None,
+    replicas: Replicas = "1",
+    routing: Routing,
+    placement: Placement,
+    layout: Layout,
     engine: flags.Engine,
 ) -> None:
     """Serve models through an OpenAI-compatible API on Ray.
 
     Without a model it serves demo, a toy. The server has a page at /, its API at /docs.
     """
-    api_typed, where = typed(api), typed(listening)
     keys = {
-        API_KEY: take_keys(api_typed.pop("api_keys", ()), API_KEY),
-        OPERATOR_KEY: take_keys(api_typed.pop("operator_keys", ()), OPERATOR_KEY),
+        API_KEY: take_keys(api.pop("api_keys", ()), API_KEY),
+        OPERATOR_KEY: take_keys(api.pop("operator_keys", ()), OPERATOR_KEY),
     }
 
     def described() -> "Applications":
         _refuse_what_has_no_effect(context)
-        if file.config is not None:
-            return _configured(file.config, keys)
-        if models and naming.model_path:
+        if config is not None:
+            return _configured(config, keys)
+        if models and model_path:
             raise ValueError("the model is given twice; leave --model out")
         return _described(
-            context,
-            models or [naming.model_path or "demo"],
-            naming.served_model_name,
-            engine_kwargs=typed(engine) | typed(layout),
-            diffusion=_diffusion(diffusion),
-            deployment_config=own.deployment(replicas) | typed(routing),
-            placement_group_config=typed(placement),
-            api=api_typed | _keys_as_options(keys),
+            typed_names(context),
+            models or [model_path or "demo"],
+            served_model_name,
+            engine_kwargs=engine | layout,
+            diffusion=_diffusion(diffusion, settings),
+            deployment_config=_deployment(replicas) | routing,
+            placement_group_config=placement,
+            api=api | _keys_as_options(keys),
         )
 
-    if file.print_config:
+    if print_config:
         _print(described())
         return
     with supervised() as ending, one_sentence():
-        applications, server = described(), Server(**where)
+        applications, server = described(), Server(**listening)
         found = _read_configs(applications)
         check = partial(_check_models, applications, found)
         begun = "Starting Ray on this machine ..." if server.address is None else ""
@@ -107,13 +156,13 @@ def _set_environment(applications: "Applications", server: Server) -> None:
 
 
 def _refuse_what_has_no_effect(context: typer.Context) -> None:
-    given, listening = context.params, names_of(own.Listening)
+    given, listening = context.params, {*Server.model_fields}
     if given["config"] is not None:
-        refuse_flags(context, "with --config", {*given} - listening - names_of(own.File))
+        refuse(context, "with --config", {*given} - listening - {"config", "print_config"})
     if given["print_config"]:
-        refuse_flags(context, "with --print-config", listening)
+        refuse(context, "with --print-config", listening)
     if given["address"] is not None:
-        refuse_flags(context, "with --address", ("dashboard",))
+        refuse(context, "with --address", ("dashboard",))
 
 
 def _keys_as_options(keys: dict[str, list[str]]) -> dict[str, Any]:
@@ -135,33 +184,50 @@ def _configured(path: "Path", keys: dict[str, list[str]]) -> "Applications":
 
 
 def _described(
-    context: typer.Context, models: list[str], name: str | None, **options: Any
+    typed: Mapping[str, str], models: list[str], name: str | None, **sections: Given
 ) -> "Applications":
-    """Return the applications that the flags describe: each model with the same options."""
+    """Return the applications that the flags describe: each model with the same options.
+
+    `typed` are the flags as they were typed, by the options that they set.
+    """
     from diffray.cluster.serve.config_file import applications
 
     if name is not None and len(models) > 1:
         raise ValueError(
             "--served-model-name names one model; to name several, describe them in a --config file"
         )
-    given = {key: value for key, value in options.items() if value}
+    given = {section: options for section, options in sections.items() if options}
     described = [
         {"model_loading_config": {"model_id": name or model, "model_source": model}} | given
         for model in models
     ]
-    paths = {f"deployment_config.{each}": "--replicas" for each in own.SET_BY_REPLICAS}
+    paths = {
+        f"{section}.{option}": typed.get(option, "--replicas")
+        for section, options in given.items()
+        for option in options
+    }
     paths |= {"model_loading_config": "--served-model-name" if name else "MODEL"}
-    paths |= dict.fromkeys(_SECTIONS, "")  # what is said about several flags names them
-    return applications(described, "the flags", paths | paths_to_flags(context, _SECTIONS))
+    paths |= dict.fromkeys(given, "")  # what is said about several flags names them
+    return applications(described, "the flags", paths)
 
 
-def _diffusion(given: flags.Diffusion) -> dict[str, Any]:
+def _deployment(replicas: str) -> dict[str, Any]:
+    """Return the options of a Serve deployment with N or MIN:MAX replicas."""
+    low, colon, high = replicas.partition(":")
+    if not low.isdecimal() or (colon and not high.isdecimal()):
+        raise ValueError(f"--replicas {replicas!r}: give N or MIN:MAX, such as 1:4")
+    if not colon:
+        return {} if int(low) == 1 else {"num_replicas": int(low)}
+    return {"autoscaling_config": {"min_replicas": int(low), "max_replicas": int(high)}}
+
+
+def _diffusion(given: Given, settings: list[str] | None) -> dict[str, Any]:
     """Return the diffusion parameters that were typed: the defaults of requests."""
-    if not typed(given):
+    if not given and not settings:
         return {}
     from diffray.cluster.cli.request_options import sampling_params
 
-    params = sampling_params(flags.Sampling(), given)
+    params = sampling_params(given, settings)
     others = params.model_fields_set - {"diffusion"}
     if others:
         raise ValueError(f"--set {others.pop()}: only the parts of diffusion have server defaults")

@@ -44,10 +44,6 @@ class Group(TyperGroup):
         is_later = found is not None and not isinstance(found, TyperGroup)
         return name, found.callback() if is_later else found, rest  # type: ignore[union-attr,misc]
 
-    def get_params(self, ctx: Any) -> Any:
-        replaced = ("install_completion", "show_completion")  # by the command `completion`
-        return [each for each in super().get_params(ctx) if each.name not in replaced]
-
     def format_options(self, ctx: Any, formatter: Any) -> None:
         commands: Any = self.commands
         width = max(map(len, commands))

@@ -102,15 +102,6 @@ _prepare(
     "diffray quantize demo-llada2 smaller -q experts=int4,attention=int8",
 )
 app.add_typer(bench, name="bench", rich_help_panel=_PREPARE)
-add(
-    app,
-    "Shell",
-    "completion.completion",
-    "Print a script that makes a shell complete commands and options.",
-    "diffray completion bash > ~/.local/share/bash-completion/completions/diffray",
-    "diffray completion zsh > ~/.diffray.zsh    # source it in ~/.zshrc",
-    "diffray completion fish > ~/.config/fish/completions/diffray.fish",
-)
 _measure(
     "bench.latency",
     "Measure the latency of batches of random prompts.",

@@ -3,16 +3,13 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from diffray.cluster.cli import flags
-from diffray.cluster.cli.model_flags import Fields, Given
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.serve.address import Server
 
 if TYPE_CHECKING:
     from diffray.kernels.trial import Outcome
@@ -24,22 +21,20 @@ def doctor(
     *,
     compute: flags.Compute,
     ranks: flags.Ranks,
-    listening: Annotated[Given, Fields(Server, "Server", "port")],
     as_json: flags.Json = False,
 ) -> None:
     """Check this machine, and on a GPU the kernels for a model.
 
     The exit status is 1 if something must be fixed.
     """
-    say = partial(typer.echo, err=True)
-    say("Checking this machine, which takes up to a minute ...")
+    typer.echo("Checking this machine, which takes up to a minute ...", err=True)
     from diffray.cluster.cli.machine_checks import Check, machine_checks
     from diffray.components.mesh import Mesh
     from diffray.workers.bring_up.start import bring_up
 
     config = EngineConfig(**compute, **ranks)
     checks = []
-    for check in machine_checks(model, config, Server(**listening), say):
+    for check in machine_checks(model, config):
         checks.append(check)
         if not as_json:
             typer.echo(f"{check.name:<14}{check.found}")

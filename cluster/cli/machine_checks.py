@@ -1,19 +1,15 @@
 """What `diffray doctor` checks on this machine, and how to fix what is wrong."""
 
 import os
-import resource
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from diffray.cluster.cli.facts import in_units
+from diffray.cluster.cli.checkpoint_commands import in_units
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.serve.address import Server, check_free
 from diffray.components.backend import choose_device, choose_dtype, driver_version
 from diffray.components.checkpoints.folder import read_config, resolve
 from diffray.components.checkpoints.info import describe
@@ -21,10 +17,7 @@ from diffray.components.container import available_memory, usable_cores
 from diffray.components.models.registry import runs_on_torch_alone
 from diffray.kernels.choose import obstacle
 
-RAY_LOGS = "/tmp/ray/session_latest/logs"
-RAY_S = 120.0  # for Ray to start, on a busy machine
 _LEAST_SHARED = 2**30  # bytes of shared memory: containers have 64 MiB by default
-_LEAST_FILES, _FILES_OF_RAY = 8192, 65536  # Ray raises the soft limit up to the latter
 # Those most useful to torch come first.
 _FEATURES = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512_f", "avx2", "sve2", "sve")
 
@@ -38,10 +31,8 @@ class Check:
     fix: str = ""  # a sentence without its full stop; empty if all is well
 
 
-def machine_checks(
-    model: str, config: EngineConfig, server: Server, say: Callable[[str], None]
-) -> Iterator[Check]:
-    """Yield a check of each thing that serving the model depends on; `say` announces slow ones."""
+def machine_checks(model: str, config: EngineConfig) -> Iterator[Check]:
+    """Yield a check of each thing that serving the model depends on."""
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     # Fails on a wrong path, before any check.
@@ -54,10 +45,6 @@ def machine_checks(
     weights = needed[str(dtype).removeprefix("torch.")]
     yield memory(weights, device, config.tensor_parallel_size)
     yield shared_memory()
-    yield open_files()
-    say("Starting Ray, as a server does ...")
-    yield ray()
-    yield port(server)
 
 
 def cpu() -> Check:
@@ -139,37 +126,3 @@ def shared_memory(place: Path = Path("/dev/shm")) -> Check:
         return Check("shared memory", found)
     fix = f"Ray and NCCL need 1 GiB in {place}; start the container with --shm-size=2g"
     return Check("shared memory", found, fix)
-
-
-def open_files() -> Check:
-    """Check the limit of open files, of which every connection takes a few."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = hard == resource.RLIM_INFINITY
-    limit = _FILES_OF_RAY if unlimited else max(soft, min(hard, _FILES_OF_RAY))
-    found = f"at most {limit}"
-    if limit >= _LEAST_FILES:
-        return Check("open files", found)
-    fix = f"a server needs {_LEAST_FILES} open files; raise the limit: ulimit -Hn {_LEAST_FILES}"
-    return Check("open files", found, fix)
-
-
-def ray() -> Check:
-    """Start Ray as `diffray serve` does, in another process."""
-    command = [sys.executable, "-P", "-m", "diffray.cluster.cli.ray_check"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RAY_S)
-    except subprocess.TimeoutExpired:
-        return Check("Ray", "fails", f"Ray did not start within {RAY_S:g} s; see {RAY_LOGS}")
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1].rstrip(".")
-        fix = f"Ray could not be started ({reason}); see {RAY_LOGS}"
-        return Check("Ray", "fails", fix)
-    return Check("Ray", f"{done.stdout.split()[-1]} starts")
-
-
-def port(server: Server) -> Check:
-    try:
-        check_free(server)
-    except ValueError as error:
-        return Check("port", "not usable", str(error))
-    return Check("port", f"{server.port} is free")

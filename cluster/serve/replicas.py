@@ -55,9 +55,12 @@ class Replicas:
                 # The first call connects the handle and waits for Serve's controller.
                 response = await asyncio.to_thread(self._handle.broadcast, method, *given)
                 answers = await response.results_async(return_exceptions=True)
-        except Exception as error:
-            log.warning("the replicas of %s do not answer: %s", self._handle.app_name, error)
+        except TimeoutError:
+            log.warning("a replica of %s does not answer", self._handle.app_name)
             return None
+        except Exception as error:  # such as Serve's, if no replica is running
+            log.warning("the replicas of %s do not answer: %s", self._handle.app_name, error)
+            return []
         return [each for each in answers if not isinstance(each, BaseException)]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from ray.exceptions import RayActorError
 
 from diffray.cluster.serve import replica_service, replicas
 from diffray.cluster.serve.app_config import AppConfig
@@ -69,3 +70,31 @@ def test_every_series_is_exported_again_with_its_new_value(gauges: dict[str, Any
         "diffray_s_count": {("a",): 3},
         "diffray_s_sum": {("a",): 6},
     }
+
+
+class Answers:
+    """A handle whose broadcasts have these outcomes, one after the other."""
+
+    app_name = "some"
+
+    def __init__(self, *outcomes: Any) -> None:
+        self._outcomes = iter(outcomes)
+
+    def broadcast(self, method: str) -> Any:
+        return self
+
+    async def results_async(self, *, return_exceptions: bool) -> Any:
+        if isinstance(outcome := next(self._outcomes), Exception):
+            raise outcome
+        return outcome
+
+
+async def test_while_a_replica_hangs_reports_are_those_last_known() -> None:
+    found = [1, RayActorError(), 2]
+    none_runs = RuntimeError("there is no replica")
+    asked = replicas.Replicas(Answers(found, TimeoutError(), TimeoutError(), none_runs, found))
+    assert await asked.look("about") == [1, 2]
+    assert await asked.look("about") == [1, 2]
+    assert await asked.ask("about") is None
+    assert await asked.look("about") == []
+    assert await asked.ask("about") == [1, 2]

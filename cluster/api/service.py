@@ -51,7 +51,7 @@ _ANSWERS: Final[dict[type[GenerationBody], type[Answer]]] = {
     CompletionBody: CompletionAnswer,
 }
 
-Others = Callable[[], Awaitable[list[Snapshot]]]  # the metrics of a model's other replicas
+Others = Callable[[], Awaitable[list[Snapshot] | None]]  # the metrics of a model's other replicas
 
 
 class Service:
@@ -248,9 +248,9 @@ class Service:
 
     async def prometheus(self, *, vllm_names: bool = False) -> bytes:
         """Return the metrics of this replica and the others, in Prometheus' format."""
-        others = await self._others() if self._others is not None else []
+        others = await self._others() if self._others is not None else None
         own = await self.snapshot()
-        snapshots = [own, *(each for each in others if each.replica != own.replica)]
+        snapshots = [own, *(each for each in others or () if each.replica != own.replica)]
         return render(snapshots, vllm_names=vllm_names)
 
     def count_refusal(self, error: ApiError) -> None:

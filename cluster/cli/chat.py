@@ -16,8 +16,9 @@ from rich.text import Text
 
 from diffray.cluster.cli.conversation import Conversation
 from diffray.cluster.cli.endpoint import Endpoint, Refused
+from diffray.cluster.cli.failures import printable
 from diffray.cluster.cli.flags import CACHES, DECODERS, ITERATIONS, PACE
-from diffray.cluster.cli.playback import News, can_play, printable, show
+from diffray.cluster.cli.playback import News, can_play, show
 from diffray.cluster.cli.request_options import DIFFUSION, put_setting
 from diffray.components.spelling import did_you_mean
 
@@ -98,7 +99,7 @@ def _answer_lines(talk: Conversation, source: TextIO, out: TextIO) -> bool:
                 if line and (answer := _answer(talk, line, out)) is not None:
                     show(answer, out, None)
             except ValueError as error:
-                print(f"diffray: {error}", file=sys.stderr, flush=True)
+                print(printable(f"diffray: {error}"), file=sys.stderr, flush=True)
                 succeeded = False
     return succeeded
 
@@ -124,7 +125,8 @@ def _greet(endpoint: Endpoint, about: Mapping[str, Any], out: TextIO) -> None:
         for row in Text(printable(text)).wrap(console, max(console.width - 1 - len(indent), 20)):
             out.write(f"{indent}{row.plain.rstrip()}\n")
 
-    out.write(f"{about['id']} at {endpoint.url}; /help lists commands, /clear begins a new chat\n")
+    name = printable(str(about["id"]))
+    out.write(f"{name} at {endpoint.url}; /help lists commands, /clear begins a new chat\n")
     if isinstance(said := about.get("description"), str):
         tell(said)
     examples = about.get("examples")

@@ -5,6 +5,14 @@ from contextlib import contextmanager
 
 import typer
 
+# Control characters would let an answer move the cursor.
+_CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n")}, " ") | {ord("\t"): "    "}
+
+
+def printable(text: str) -> str:
+    """Return a text with spaces instead of control characters, except newlines."""
+    return text.translate(_CONTROLS)
+
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
@@ -26,5 +34,5 @@ def one_sentence() -> Iterator[None]:
 
 
 def _fail(error: Exception | str) -> None:
-    typer.echo(f"diffray: {error}", err=True)
+    typer.echo(printable(f"diffray: {error}"), err=True)
     raise typer.Exit(1) from None

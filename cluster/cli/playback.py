@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from diffray.cluster.cli.failures import printable
+
 Canvas = Sequence[str | None]  # the text of each token; None: masked
 News = str | list[str | None]  # of an answer: more text, which is final, or the next step's canvas
 
 _PATIENCE_S = 0.5  # with nothing new to show, before a note reports progress
-# Control characters would let an answer move the cursor.
-_CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n")}, " ") | {ord("\t"): "    "}
 
 
 def can_play(out: TextIO) -> bool:
@@ -105,7 +105,7 @@ class Playback:
     def close(self) -> None:
         """Show the rest immediately, and leave only the text."""
         try:
-            if self._text:
+            if self._text or self._live.is_started:
                 self._steps.clear()
                 self._play()
                 self._settle()
@@ -169,11 +169,6 @@ class Playback:
 
     def _wait(self) -> None:
         time.sleep(max(self._due - time.monotonic(), 0))
-
-
-def printable(text: str) -> str:
-    """Return a text with spaces instead of control characters, except newlines."""
-    return text.translate(_CONTROLS)
 
 
 @contextmanager

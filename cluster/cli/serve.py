@@ -201,8 +201,9 @@ def _described(
         {"model_loading_config": {"model_id": name or model, "model_source": model}} | given
         for model in models
     ]
+    unnamed = dict.fromkeys(given, "--set") | {"deployment_config": "--replicas"}
     paths = {
-        f"{section}.{option}": typed.get(option, "--replicas")
+        f"{section}.{option}": typed.get(option, unnamed[section])
         for section, options in given.items()
         for option in options
     }

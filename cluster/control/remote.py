@@ -174,7 +174,7 @@ class RemoteEngine:
         if self._listener is None or self._listener.done():
             raise EngineFailed("the task that reads the coordinator's events has ended")
 
-    # The coordinator: its start, its heartbeat and its end.
+    # The coordinator: its start and its end.
 
     async def _start_coordinator(self) -> None:
         """Start a coordinator, which starts its ranks."""

@@ -116,8 +116,8 @@ class Door:
 
     async def prometheus(self, *, vllm_names: bool = False) -> bytes:
         all_replicas = [self._doors, *(each.replicas for each in self._models.values())]
-        asked = await asyncio.gather(*(each.look("snapshot") for each in all_replicas))
-        others = [each for found in asked for each in found if each.replica != self._own]
+        asked = await asyncio.gather(*(each.ask("snapshot") for each in all_replicas))
+        others = [each for found in asked for each in found or [] if each.replica != self._own]
         return render([self._refusals.snapshot(), *others], vllm_names=vllm_names)
 
     async def snapshot(self) -> Snapshot:

@@ -70,7 +70,7 @@ async def service_of(
         defaults=config.generation_defaults.over(read_generation_defaults(path)),
         deadline=config.request_timeout_s,
         replica=own,
-        others=partial(replicas.look, "snapshot"),
+        others=partial(replicas.ask, "snapshot"),
         operated=every,
         adapters=adapters,
         scheduling_policy=options.scheduling_policy,

@@ -197,7 +197,7 @@ def remove(applications: Applications, patience: float | None = None) -> None:
 
 
 def _delete(name: str) -> None:
-    while True:
+    while ray.is_initialized():  # else Serve would start another one
         try:
             serve.delete(name)
         except TimeoutError:  # after a minute, which requests may outlast

@@ -3,6 +3,7 @@
 import io
 import time
 from collections.abc import Generator, Iterator
+from itertools import count
 from random import Random
 from typing import TextIO
 
@@ -177,6 +178,22 @@ def test_an_interruption_shows_what_was_said_and_the_cursor(screen: Screen) -> N
     with pytest.raises(KeyboardInterrupt):
         show(stopped(), screen, 1000)
     assert screen.text == "some words\n" and not screen.is_hidden
+
+
+def test_a_note_does_not_outlast_an_answer_without_text(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+
+    def stopped() -> Generator[News, None, None]:
+        yield from ([None] * 3, [None, " a", None])
+        assert screen.text.endswith("masked")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        show(stopped(), screen, 1000)
+    assert screen.text.strip() == "" and not screen.is_hidden
 
 
 @pytest.mark.parametrize("why", ["file", "dumb terminal", "no pace"])

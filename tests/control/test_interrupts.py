@@ -15,7 +15,7 @@ from tests.helpers.living import living, only_new
 from tests.helpers.paths import GOLDEN
 
 FILES = tuple(
-    f"control/{name}.py" for name in ("driver", "llm", "local", "queued_request", "scheduler")
+    f"control/{name}.py" for name in ("driver", "llm", "local", "request_queue", "scheduler")
 )
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True, diffusion={"block_length": 4})
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [12, 13]]

@@ -20,7 +20,7 @@ KINDS: dict[str, tuple[int, tuple[float, float]]] = {
     "leave": (2, (0, 0)),
 }
 # Those that break connections, and for how many seconds one may still be given to what is lost.
-CUTS = {"kill replica": 3.0, "hang replica": 15.0, "kill proxy": 15.0}
+CUTS = {"kill replica": 3.0, "hang replica": 30.0, "kill proxy": 15.0}
 _TWICE = 0.15  # of the faults come while the one before is being mended
 
 

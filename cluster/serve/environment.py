@@ -15,8 +15,6 @@ ROUTES = "DIFFRAY_ROUTES"  # the paths of this server's models, separated by spa
 PREFIX_ROUTED = "DIFFRAY_PREFIX_ROUTED"  # names of the applications with prefix_routing
 
 SETTINGS = RAY | {
-    # Serve's calls would start another Ray after the server's own was shut down.
-    "RAY_ENABLE_AUTO_CONNECT": "0",
     # Serve kills a replica that fails its health checks instead of waiting for it.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # Handles lost replicas, and paths that are not ready (503).

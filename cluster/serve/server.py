@@ -55,7 +55,7 @@ def run_server(
     with running_ray(applications, server, ending, checked) as ray_context:
         server, starting = start_serve(server)
         with interruptible(ending.stopped):
-            patience: float | None = _LEAVE_S
+            serves = False
             try:
                 with contextlib.suppress(Interrupted):
                     deploy(applications, ending.stopped, partial(_wait_for, starting, server))
@@ -64,11 +64,12 @@ def run_server(
                     wait_until_ready(applications, say, ending.stopped)
                     url = reachable_url(serve_details(), here()) or f"port {server.port}"
                     say(ready_lines(applications, server, url))
-                    patience = None
+                    serves = True
                     ending.stopped.wait()
                     say("Finishing running requests; a second Ctrl-C or SIGTERM ends them at once.")
             finally:
-                remove(applications, patience)
+                if serves or server.address is not None:  # else Ray ends, and all with it
+                    remove(applications, None if serves else _LEAVE_S)
 
 
 class Interrupted(Exception):
@@ -197,7 +198,7 @@ def remove(applications: Applications, patience: float | None = None) -> None:
 
 
 def _delete(name: str) -> None:
-    while ray.is_initialized():  # else Serve would start another one
+    while True:
         try:
             serve.delete(name)
         except TimeoutError:  # after a minute, which requests may outlast

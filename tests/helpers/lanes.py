@@ -20,7 +20,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 DURATIONS: Final = "tests/durations.json"  # file -> seconds of its short, its long tests
-LIMIT_S: Final = {"long": 300, "slow": 180, "quick": 60}
+LIMIT_S: Final = {"long": 300, "slow": 300, "quick": 60}
 QUICK_CPU_S: Final = 5.0  # a test that needs more must be marked slow (see `slowness`)
 COUNT_S: Final = 0.03  # a fast processor's time for a million squares
 UNKNOWN_S: Final = 30.0  # for a file whose long tests were never timed

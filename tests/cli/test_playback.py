@@ -187,7 +187,8 @@ def test_a_note_does_not_outlast_an_answer_without_text(
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
 
     def stopped() -> Generator[News, None, None]:
-        yield from ([None] * 3, [None, " a", None])
+        yield [None, None, None]
+        yield [None, " a", None]
         assert screen.text.endswith("masked")
         raise KeyboardInterrupt
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffray import DiffusionLLM, RequestOutput, SamplingParams
+from diffray.components.grammar.tool_calls import OPEN
 from diffray.components.kv_pool import position_bytes
-from examples.train_demo.judge import is_right, returns
+from examples.train_demo.judge import bare, is_right, returns
 from examples.train_demo.outside import ANSWER
 from examples.train_demo.tasks import (
     FOLDER,
@@ -30,7 +31,7 @@ from examples.train_demo.tasks import (
     is_near_written,
     rows_of,
 )
-from examples.train_demo.tool_questions import Tool, shown
+from examples.train_demo.tool_questions import Tool, one_call, shown
 from examples.train_demo.words import Item
 
 Json = dict[str, Any]
@@ -70,15 +71,26 @@ def ask(
     cache: str,
     max_tokens: int,
     at_once: int | None = None,
+    required: bool = False,
 ) -> Answers:
-    """Answer the items greedily, in one batch or in batches of `at_once`."""
+    """Answer the items greedily, in one batch or in batches of `at_once`.
+
+    With `required`, an answer is one call of the functions beside its question.
+    """
     diffusion = {"block_length": 32, "cache": {"kind": cache}, "canvas": "fixed"} | policy
-    params = SamplingParams(max_tokens=max_tokens, temperature=0, diffusion=diffusion)
+    params = [
+        SamplingParams(
+            max_tokens=max_tokens, temperature=0, diffusion=diffusion,
+            structured_outputs=one_call(item.system) if required else None,
+        )
+        for item in items
+    ]  # fmt: skip
     size = at_once or len(items)
     begin = time.perf_counter()
     outputs: list[RequestOutput] = []
     for at in range(0, len(items), size):
-        outputs += llm.chat([chat(i) for i in items[at : at + size]], params, use_tqdm=False)
+        chats = [chat(i) for i in items[at : at + size]]
+        outputs += llm.chat(chats, params[at : at + size], use_tqdm=False)
     seconds = time.perf_counter() - begin
     choices = [output.outputs[0] for output in outputs]
     # An answer that stopped ends with an end token, which does not count.
@@ -142,15 +154,31 @@ def written_items(name: str) -> list[tuple[Item, Any]]:
     return items
 
 
-def judged(llm: DiffusionLLM, name: str, most: int, wrong: bool) -> dict[str, list[bool]]:
-    """Return whether each answer to a file's questions is right, by kind; print wrong ones."""
-    written, hits = written_items(name), defaultdict[str, list[bool]](list)
-    said = ask(llm, [item for item, _ in written], THRESHOLD, "none", most)
+def judged(
+    llm: DiffusionLLM,
+    written: list[tuple[Item, Any]],
+    most: int,
+    wrong: bool,
+    required: bool = False,
+) -> dict[str, list[bool]]:
+    """Return whether each answer is the expected one, by kind of question; print wrong ones."""
+    hits = defaultdict[str, list[bool]](list)
+    said = ask(llm, [item for item, _ in written], THRESHOLD, "none", most, required=required)
     for (item, expected), text in zip(written, said.texts, strict=True):
         hits[item.task].append(is_right(item.task, text, expected))
         if wrong and not hits[item.task][-1]:
             print(f"{item.system} {item.before} {item.question}\n    {text!r}, not {expected!r}")
     return hits
+
+
+def calls_when_required(llm: DiffusionLLM, drawn: list[Item], wrong: bool) -> Json:
+    """Return the shares of right calls where one is required, for functions that fit."""
+    held_out = [(i, json.loads(bare(i.answer))) for i in drawn if i.answer.startswith(OPEN)]
+    written = [(i, e) for i, e in written_items("tools") if isinstance(e, dict)]
+    return {
+        name: share([*chain(*judged(llm, items, LONG, wrong, required=True).values())])
+        for name, items in (("held_out", held_out), ("written_by_hand", written))
+    }
 
 
 def copied(items: list[Item], texts: list[str]) -> Json:
@@ -185,7 +213,7 @@ def measure(llm: DiffusionLLM, arguments: argparse.Namespace) -> Json:
 
     trained = drawn("entities", arguments.items, arguments.seed)
     new = drawn("phrasings", arguments.items, arguments.seed)
-    by_kind = judged(llm, "questions", most, arguments.wrong)
+    by_kind = judged(llm, written_items("questions"), most, arguments.wrong)
     code = [item for item in trained + new if item.task == "code"]
     bodies = ask(llm, code, THRESHOLD, "none", most).texts
     unrelated = [Item("", u, ANSWER) for u in json.loads((FOLDER / "unrelated.json").read_text())]
@@ -203,9 +231,11 @@ def measure(llm: DiffusionLLM, arguments: argparse.Namespace) -> Json:
         "code_that_does_not_compile": sum(not returns(text, []) for text in bodies),
         "code_looked_at": len(bodies),
         "written_by_hand_later": {
-            name: share([*chain(*judged(llm, name, LONG, arguments.wrong).values())])
+            name: share([*chain(*judged(llm, items, LONG, arguments.wrong).values())])
             for name in ("asked", "later", "tools")
+            for items in [written_items(name)]
         },
+        "calls_when_required": calls_when_required(llm, new_tasks["tool"], arguments.wrong),
         "written_by_hand": share([*chain(*by_kind.values())]),
         "written_by_hand_by_kind": {kind: share(hits) for kind, hits in by_kind.items()},
         "unrelated_recognised": share([text == ANSWER for text in refused.texts]),

@@ -18,6 +18,11 @@ def last_number(text: str) -> str | None:
     return numbers[-1] if numbers else None
 
 
+def bare(call: str) -> str:
+    """Return a call's JSON, its name and arguments, without the marks."""
+    return call.removeprefix(OPEN).removesuffix("</tool_call>")
+
+
 def is_json(text: str, expected: dict[str, Any]) -> bool:
     """Return whether the text is JSON of the expected pairs in the expected order."""
     try:
@@ -66,7 +71,7 @@ def _wanted(value: Any) -> Any:
 def is_right(kind: str, answer: str, expected: str | dict[str, Any] | Checks) -> bool:
     """Return whether the answer is right; the type of `expected` says how to compare."""
     if isinstance(expected, dict):  # or a call's name and arguments
-        return is_json(answer.removeprefix(OPEN).removesuffix("</tool_call>"), expected)
+        return is_json(bare(answer), expected)
     if isinstance(expected, list):
         return returns(answer, expected)
     if kind in ("arithmetic", "math") or "=" in answer:

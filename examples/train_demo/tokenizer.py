@@ -21,7 +21,7 @@ SPECIAL = (
 )  # fmt: skip
 CHAT_TEMPLATE = (
     "{% if tools %}<role>SYSTEM</role>{% for tool in tools %}{% set f = tool['function'] or tool %}"
-    "{{ f['name'] }}({% for name, given in (f['parameters']['properties'] or {}).items() %}"
+    "{{ f['name'] }}({% for name, given in ((f['parameters'] or {})['properties'] or {}).items() %}"
     "{{ name + ': ' + (given['type'] if given['type'] is string else 'any') }}"
     "{{ '' if loop.last else ', ' }}{% endfor %})"
     "{{ ': ' + f['description'] if f['description'] }}{{ '' if loop.last else '\\n' }}{% endfor %}"

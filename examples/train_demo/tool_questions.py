@@ -59,6 +59,18 @@ def shown(tools: list[Tool]) -> str:
     return "\n".join(lines)
 
 
+def one_call(system: str) -> dict[str, Any]:
+    """Return the constraint of a request that requires a call of the functions shown."""
+    functions: dict[str, Any] = {}
+    for name, taken in re.findall(r"^(\w+)\((.*?)\)", system, re.MULTILINE):
+        takes = [word.split(": ") for word in taken.split(", ") if word]
+        properties = {parameter: {"type": kind} for parameter, kind in takes}
+        functions[name] = {
+            "type": "object", "properties": properties, "required": list(properties),
+        }  # fmt: skip
+    return {"tool_calls": {"functions": functions, "several": False}}
+
+
 def _calculator(s: Source, sign: str) -> Tool:
     names, does = known("calculators")[sign]
     name = s.invented() if s.chance(0.15) else s.rng.choice(names.split("|"))

@@ -110,7 +110,8 @@ class EngineOptions(Config):
         None,
         ge=1,
         description="Memory for the K/V cache of each rank, in bytes or such as 4GiB; default: "
-        "half of what is free once the weights are loaded.",
+        "half of what is free once the weights are loaded, at most two contexts for each of "
+        "max_num_seqs.",
     )
     kv_cache_dtype: KVCacheDType = Field(
         "auto",

@@ -217,24 +217,22 @@ def _pool(model: Denoiser, setup: EngineOptions, num_pages: int) -> KVPool:
 def _num_pages(
     model: Denoiser, setup: EngineOptions, length: int, mesh: Mesh, reserved: int
 ) -> int:
-    """Return how many pages this rank has memory for, at most enough for every slot.
+    """Return how many pages this rank has memory for.
 
-    `reserved` bytes are kept for recordings that are made later.
+    Unless `kv_cache_memory` says how much, at most enough for every slot. `reserved` bytes are kept
+    for recordings that are made later.
     """
     shapes = model.spec.kv_shapes
     form = kv_format(setup.kv_cache_dtype, shapes)
     per_position = position_bytes(shapes, model.dtype, form)
-    memory = setup.kv_cache_memory
+    page, memory = per_position * setup.page_size, setup.kv_cache_memory
     if memory is None:
-        memory = int(max(free_memory(model.device) - reserved, 0) * _SHARE_FOR_KV)
+        free = int(max(free_memory(model.device) - reserved, 0) * _SHARE_FOR_KV)
         if model.device.type == "cpu":
-            memory //= mesh.size  # the ranks may all share this machine's memory
-    # A guided request holds two canvases.
-    most = 2 * setup.max_num_seqs * -(-length // setup.page_size)
-    pages = min(most, memory // (per_position * setup.page_size))
+            free //= mesh.size  # the ranks may all share this machine's memory
+        # A guided request holds two canvases.
+        memory = min(free, 2 * setup.max_num_seqs * -(-length // setup.page_size) * page)
+    pages = memory // page
     if pages < 1:
-        raise ValueError(
-            f"{memory} bytes hold no K/V page of {per_position * setup.page_size} bytes; "
-            "raise kv_cache_memory"
-        )
+        raise ValueError(f"{memory} bytes hold no K/V page of {page} bytes; raise kv_cache_memory")
     return pages + 1  # page 0 is never handed out

@@ -95,6 +95,16 @@ def test_the_same_memory_holds_more_positions_of_few_bits() -> None:
     assert pages["uint4"] / pages["auto"] == pytest.approx(32 / 5, rel=0.05)  # 128 to 20 bytes
 
 
+def test_memory_that_is_given_is_used_also_beyond_what_the_sequences_need() -> None:
+    """It keeps prefixes."""
+    pages = []
+    for given in (None, "64MiB"):
+        with DiffusionLLM("demo-llada2", max_num_seqs=1, kv_cache_memory=given) as llm:
+            pages.append(llm.limits.num_pages)
+            page = llm.engine.kv.nbytes / (pages[-1] + 1)
+    assert pages[0] < pages[1] == (64 << 20) // page
+
+
 def test_heads_that_do_not_fit_a_format_are_refused_in_one_sentence() -> None:
     message = (
         "kv_cache_dtype 'uint4' has a scale for each 32 numbers of a head, and this model's heads "

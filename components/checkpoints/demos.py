@@ -7,9 +7,8 @@ from pathlib import Path
 DEMOS = {"demo": "llada_moe", "demo-llada2": "llada2_moe"}  # name -> folder in the package
 TOY = (
     "is a toy that knows arithmetic up to 100, word problems, short Python functions, facts of a "
-    "sentence as JSON, and how to sort numbers, reverse a list and spell a word, and says so when "
-    "asked for anything else. "
-    "Ask each question in a new chat: a second one there can only change the answer"
+    "sentence as JSON, and how to sort numbers, reverse a list and spell a word, calls a function "
+    "whose arguments stand in the question, and says so when asked for anything else"
 )
 HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 EXAMPLE = (

@@ -64,9 +64,11 @@ def test_calls_are_made_as_asked(demo: Service) -> None:
     assert named["finish_reason"] == "stop"
     (call,) = named["message"]["tool_calls"]
     assert call["function"] == {"name": "now", "arguments": "{}"}
-    for choice in (none, auto):  # the demo has never seen a tool
-        assert choice["finish_reason"] == "stop" and "tool_calls" not in choice["message"]
-        assert choice["message"]["content"]
+    assert none["finish_reason"] == "stop" and "tool_calls" not in none["message"]
+    assert none["message"]["content"]
+    (call,) = auto["message"]["tool_calls"]
+    assert auto["finish_reason"] == "tool_calls" and call["function"]["name"] == "get_weather"
+    assert json.loads(call["function"]["arguments"])["city"] == "Rome"
 
 
 ROME = '{"city":"Rome","unit":"C"}'

@@ -12,8 +12,8 @@ const SAMPLING = ["max_tokens", "temperature", "seed", "top_p"];
 const FIRST = ["decoder", "cache", "block_length"]; // shown before the other fields of diffusion
 const POLICIES = [{}, { max_tokens: 96, diffusion: { decoder: { kind: "fixed", steps: 32 } } }];
 const GAPS = [
-  `def squares(numbers):\n    return [${GAP} for x in numbers]`,
   `First 4*7=28. Then 28-9=${GAP}. The answer is 19.`,
+  `First 4*7=${GAP}. Then 28-9=19. The answer is 19.`,
 ];
 
 const KEPT = `diffray chat 1 ${location.pathname}`; // in sessionStorage: over a reload, in this tab

@@ -1,6 +1,6 @@
 """Draws a canvas while it is denoised: `python examples/animate.py` writes docs/denoising.svg.
 
-The demo model answers one question, and a token becomes final only at a very high confidence.
+The demo model answers one question, and a token becomes final only at a high confidence.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from diffray import CompletionOutput, DiffusionLLM
 from diffray.components.checkpoints.demos import EXAMPLE
 from diffray.workers.picture import picture
 
-DIFFUSION = {"decoder": {"kind": "threshold", "threshold": 0.99}}
+DIFFUSION = {"decoder": {"kind": "threshold", "threshold": 0.95}}
 
 
 def generate(question: str) -> CompletionOutput:

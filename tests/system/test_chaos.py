@@ -1,11 +1,13 @@
 """A short run of the chaos test, and its parts. `python -m tools.chaos` is the long one."""
 
 import re
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
 
 import pytest
 
 from tests.helpers.paths import ROOT
-from tools.chaos import terminal
+from tools.chaos import system, terminal
 from tools.chaos.__main__ import chaos
 from tools.chaos.faults import KINDS, schedule
 from tools.chaos.report import as_text, sound
@@ -20,6 +22,17 @@ def test_make_chaos_has_every_fault() -> None:
     parts = "rank coordinator replica proxy controller raylet gcs parent".split()
     assert {f"kill {part}" for part in parts} <= {*KINDS, *terminal.KINDS}
     assert {"fill disk", "hang up"} <= set(terminal.KINDS)
+
+
+def test_memory_in_use_is_not_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also under another name, as a semaphore gets one."""
+    monkeypatch.setattr(system, "SHARED", tmp_path)
+    for name in ("before", "first", "unused"):
+        (tmp_path / name).write_bytes(b"1")
+    with (tmp_path / "first").open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ):
+        (tmp_path / "first").rename(tmp_path / "used")
+        assert system.shared_left({"before"}) == {"unused"}
+    assert system.shared_left({"before"}) == {"unused", "used"}
 
 
 @pytest.mark.parametrize(("part", "most"), [("rank", 0.02), ("proxy", 0.1)])

@@ -169,9 +169,19 @@ def shared_now() -> set[str]:
 
 
 def shared_left(before: set[str]) -> set[str]:
-    """Return what was not there before and no living process uses: programs beside this one do."""
-    new, used = shared_now() - before, set[str]()
+    """Return what was not there before and no living process uses: programs beside this one do.
+
+    By inode: glibc makes a semaphore under a name that is not the one it ends up with.
+    """
+    new, used = shared_now() - before, set[int]()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):  # the process has ended, or is another user's
-            used |= set(re.findall(rf"{SHARED}/(\S+)", maps.read_text()))
-    return new - used & shared_now()
+            used |= {int(inode) for inode in re.findall(rf"(\d+) +{SHARED}/", maps.read_text())}
+    return {name for name in new if _inode(f"{SHARED}/{name}") not in {None, *used}}
+
+
+def _inode(path: str) -> int | None:
+    """None if it has gone."""
+    with suppress(FileNotFoundError):
+        return os.stat(path).st_ino
+    return None

@@ -7,7 +7,8 @@ from tests.helpers.browser import Browser
 
 PLAYED: Final = "document.querySelector('[name=play]').textContent === 'Play'"
 FINAL: Final = "document.querySelectorAll('.cell.final').length"
-COMPLETE: Final = "document.querySelector('[data-part=state]').textContent.startsWith('complete')"
+STATE: Final = "document.querySelector('[data-part=state]').textContent"
+COMPLETE: Final = f"{STATE}.startsWith('complete')"
 FAILED: Final = "!document.querySelector('[data-part=failure]').hidden"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.browser import chromium
-from tests.helpers.page import COMPLETE, FAILED, FINAL, ask, intercept, opened, watch_slowly
+from tests.helpers.page import COMPLETE, FAILED, FINAL, STATE, ask, intercept, opened, watch_slowly
 from tests.helpers.served import KEY, Served
 
 pytestmark = pytest.mark.long
@@ -48,6 +48,7 @@ def test_an_answer_outlives_a_rank_and_says_that_its_replica_is_lost(served: Ser
         reason = page.text("[data-part=reason]")
         assert "again" in reason or "connection was lost" in reason
         assert reason.endswith("What arrived before is shown.")
+        page.wait(f"{STATE} === 'incomplete'")  # drawn a frame after the failure
         arrived = page.text(".answer")
         assert whole.startswith(arrived) and page.evaluate(FINAL) > 8
         page.click("[data-part=again]")

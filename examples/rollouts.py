@@ -75,7 +75,7 @@ class Policy(DemoModel):
         self.vocabulary = Table(  # type: ignore[assignment]  # it has the same methods
             given["model.embed_tokens.weight"], given["lm_head.weight"]
         )
-        self.model, self.passes = Body(self.shape), None
+        self.model = Body(self.shape)
         own = self.model.state_dict(prefix="model.")
         self.load_state_dict({name: stacked(name, len(own[name]), given) for name in own}, False)
 

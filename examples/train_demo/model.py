@@ -1,31 +1,19 @@
 """Differentiable LLaDA-MoE and LLaDA2-MoE, small and plain.
 
 Parameters have the checkpoint's names; only the experts are stacked, and `to_checkpoint` splits
-them. Shapes: B batch, L length, H hidden, T tokens, E experts, K chosen experts.
+them. Shapes: B batch, L length, h heads, D size of a head, R half of its rotated part, T tokens,
+H hidden, E experts, K chosen experts, S = T K copies sorted by expert.
 """
 
+import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from examples.train_demo.gradients import (
-    Attend,
-    Experts,
-    RmsNorm,
-    Sight,
-    Swiglu,
-    attend,
-    experts,
-    fused,
-    linear,
-    rms_norm,
-    swiglu,
-)
-from examples.train_demo.passes import Passes
 from examples.train_demo.vocabulary import Vocabulary
 
 
@@ -70,17 +58,57 @@ class Shape:
         )
 
 
+@functools.cache
+def products_dtype() -> torch.dtype:
+    """Return bfloat16 if the processor multiplies it in hardware, else float32."""
+    able = torch.cpu.get_capabilities()
+    return torch.bfloat16 if able.get("amx_bf16") or able.get("avx512_bf16") else torch.float32
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x weight^T in float32, computed in the processor's fast dtype."""
+    dtype = products_dtype()
+    return F.linear(x.to(dtype), weight.to(dtype)).float()
+
+
+def swiglu(x_T2F: Tensor) -> Tensor:
+    gate, up = x_T2F.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+class Sight(NamedTuple):
+    """The rotary angles of positions, and what they attend to: blocks up to their own."""
+
+    cos_LR: Tensor
+    sin_LR: Tensor
+    block: int
+    real_BL: Tensor | None  # None: all positions are real
+
+    def rotate(self, x_BLhD: Tensor) -> Tensor:
+        """Apply rotary embedding by halves to the first dimensions; the rest passes through."""
+        cos, sin = self.cos_LR[:, None], self.sin_LR[:, None]
+        half = cos.shape[-1]
+        a, b, rest = x_BLhD.split([half, half, x_BLhD.shape[-1] - 2 * half], dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
+
+    @property
+    def seen(self) -> Tensor:
+        """Which keys each query attends to, [B or 1, 1, L, L]."""
+        number_L = torch.arange(len(self.cos_LR)) // self.block
+        see_1LL = (number_L[:, None] >= number_L)[None]
+        if self.real_BL is not None:
+            see_1LL = see_1LL & self.real_BL[:, None]
+        return see_1LL[:, None]
+
+
 class Norm(nn.Module):
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
         self.eps = eps
 
-    def forward(self, x: Tensor, passes: Passes | None) -> Tensor:
-        if passes is None:
-            return rms_norm(x, self.weight, self.eps)
-        y: Tensor = fused(RmsNorm, passes, x.flatten(0, -2), self.weight, self.eps)
-        return y.view(x.shape)
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Matrix(nn.Module):
@@ -99,7 +127,7 @@ class Attention(nn.Module):
         super().__init__()
         num, num_kv, dim = shape.heads
         eps = float(shape.config["rms_norm_eps"])
-        self.shape, self.eps = shape, eps
+        self.shape = shape
 
         if shape.causal:
             self.query_key_value = Matrix((num + 2 * num_kv) * dim, shape.hidden)
@@ -112,19 +140,21 @@ class Attention(nn.Module):
             self.o_proj = Matrix(shape.hidden, num * dim)
             self.q_norm, self.k_norm = Norm(dim, eps), Norm(dim, eps)
 
-    def heads(self, x_BLH: Tensor, sight: Sight, passes: Passes | None) -> Tensor:
+    def heads(self, x_BLH: Tensor, sight: Sight) -> Tensor:
         """Return the outputs of the heads, side by side."""
+        num, num_kv, dim = self.shape.heads
         if self.shape.causal:
             qkv = self.query_key_value(x_BLH)
-            norms = self.query_layernorm.weight, self.key_layernorm.weight
+            norms = self.query_layernorm, self.key_layernorm
         else:
             rows = (self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
             qkv = linear(x_BLH, torch.cat(rows))
-            norms = self.q_norm.weight, self.k_norm.weight
-        if passes is None or x_BLH.shape[1] % 8 or sight.real_BL is not None:
-            return attend(qkv, *norms, sight, self.shape.heads, self.eps)
-        y: Tensor = fused(Attend, passes, qkv, *norms, sight, self.shape.heads, self.eps)
-        return y
+            norms = self.q_norm, self.k_norm
+        q, k, v = qkv.unflatten(-1, (-1, dim)).split([num, num_kv, num_kv], dim=2)
+        q, k = (sight.rotate(norm(x)) for norm, x in zip(norms, (q, k), strict=True))
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=sight.seen, enable_gqa=True)
+        return y.transpose(1, 2).flatten(2)
 
     def join(self, heads: Tensor) -> Tensor:
         y: Tensor = self.dense(heads) if self.shape.causal else self.o_proj(heads)
@@ -137,10 +167,9 @@ class Mlp(nn.Module):
         self.gate_proj, self.up_proj = Matrix(inner, hidden), Matrix(inner, hidden)
         self.down_proj = Matrix(hidden, inner)
 
-    def forward(self, x_TH: Tensor, passes: Passes | None) -> Tensor:
+    def forward(self, x_TH: Tensor) -> Tensor:
         inner = linear(x_TH, torch.cat((self.gate_proj.weight, self.up_proj.weight)))
-        active = swiglu(inner) if passes is None else fused(Swiglu, passes, inner)
-        y: Tensor = self.down_proj(active)
+        y: Tensor = self.down_proj(swiglu(inner))
         return y
 
 
@@ -194,10 +223,17 @@ class Moe(nn.Module):
         self.balance = (share_E * self.load_E / chosen_TK.numel()).sum() * self.num
         return chosen_TK, weight_TK
 
-    def forward(self, x_TH: Tensor, passes: Passes | None) -> Tensor:
-        routed = *self.route(x_TH), self.w13_experts, self.w2_experts
-        y = experts(x_TH, *routed) if passes is None else fused(Experts, passes, x_TH, *routed)
-        return y + self.shared_experts(x_TH, passes) if self.shape.causal else y
+    def forward(self, x_TH: Tensor) -> Tensor:
+        chosen_TK, weight_TK = self.route(x_TH)
+        order_S = chosen_TK.flatten().argsort(stable=True)
+        rows_S = order_S // chosen_TK.shape[1]
+        each = zip(
+            x_TH[rows_S].split(self.load_E.tolist()), self.w13_experts, self.w2_experts, strict=True
+        )
+        y_SH = torch.cat([linear(swiglu(linear(x, w13)), w2) for x, w13, w2 in each])
+        y_SH = y_SH * weight_TK.flatten()[order_S, None]
+        y_TH = torch.zeros(x_TH.shape).index_add(0, rows_S, y_SH)
+        return y_TH + self.shared_experts(x_TH) if self.shape.causal else y_TH
 
 
 class Layer(nn.Module):
@@ -213,23 +249,21 @@ class Layer(nn.Module):
         if shared and not dense:
             self.shared_expert = Mlp(shape.hidden, int(shared))
 
-    def forward(
-        self, x_BLH: Tensor, sight: Sight, passes: Passes | None, wanted: Tensor | None
-    ) -> Tensor:
+    def forward(self, x_BLH: Tensor, sight: Sight, wanted: Tensor | None) -> Tensor:
         """Return the next hidden states; if `wanted` is given, only of its positions, as [N, H]."""
         attention = self.get_submodule(self.attention_name)
         assert isinstance(attention, Attention)
-        heads = attention.heads(self.input_layernorm(x_BLH, passes), sight, passes)
+        heads = attention.heads(self.input_layernorm(x_BLH), sight)
         if wanted is None:
             x_TH, heads = x_BLH.flatten(0, 1), heads.flatten(0, 1)
         else:
             x_TH, heads = x_BLH[wanted], heads[wanted]
         x_TH = x_TH + attention.join(heads)
-        h_TH = self.post_attention_layernorm(x_TH, passes)
-        y: Tensor = x_TH + self.mlp(h_TH, passes)
+        h_TH = self.post_attention_layernorm(x_TH)
+        y: Tensor = x_TH + self.mlp(h_TH)
         # LLaDA-MoE has its shared expert beside the MLP, LLaDA2 inside it.
         if "shared_expert" in self._modules:
-            y = y + self.shared_expert(h_TH, passes)
+            y = y + self.shared_expert(h_TH)
         return y.view(x_BLH.shape) if wanted is None else y
 
 
@@ -246,7 +280,6 @@ class DemoModel(nn.Module):
         self.shape = Shape(config)
         self.vocabulary = Vocabulary(vocab, self.shape.hidden)
         self.model = Body(self.shape)
-        self.passes: Passes | None = None
 
     @property
     def moes(self) -> list[Moe]:
@@ -264,9 +297,9 @@ class DemoModel(nn.Module):
         x = F.embedding(ids_BL, table_VH)
         *layers, last = self.model.layers
         for layer in layers:
-            x = layer(x, sight, self.passes, None)
-        x = last(x, sight, self.passes, wanted)
-        return linear(self.model.norm(x, self.passes), self.vocabulary.head(table_VH))
+            x = layer(x, sight, None)
+        x = last(x, sight, wanted)
+        return linear(self.model.norm(x), self.vocabulary.head(table_VH))
 
     def sight(self, length: int, real_BL: Tensor | None) -> Sight:
         c = self.shape.config

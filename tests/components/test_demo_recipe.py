@@ -2,10 +2,8 @@
 
 import ast
 import json
-import math
 import random
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +12,14 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from diffray.cluster.api.tool_calls import CallParser
-from examples.train_demo import gradients
 from examples.train_demo.judge import is_right
 from examples.train_demo.known_functions import KNOWN
 from examples.train_demo.muon import Muon
-from examples.train_demo.passes import load as load_passes
 from examples.train_demo.tasks import GENERATORS, chat, draw, is_held_out
 from examples.train_demo.tokenizer import build_tokenizer
 from examples.train_demo.train import (
     Run,
     learning_rate,
-    loss_of,
     parse,
     train,
     trained,
@@ -176,39 +171,6 @@ def test_kept_weights_go_on_elsewhere(
         other = Run("llada2_moe", tokenizer, seed=0, tokens=128)
         with pytest.raises(ValueError, match="has the weights of llada_moe, not of llada2_moe"):
             other.begin(tmp_path / "begun.safetensors")
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@NAMES
-def test_fused_passes_equal_those_of_torch(
-    name: str,
-    dtype: torch.dtype,
-    tokenizer: PreTrainedTokenizerFast,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The loss, the share of right tokens and every gradient, with products in either dtype."""
-    monkeypatch.setattr(gradients, "products_dtype", lambda: dtype)
-    share = 1e-4 if dtype == torch.float32 else 0.6  # in bfloat16, routers choose other experts
-    run = Run(name, tokenizer, seed=0, tokens=512)
-    for _ in range(4):
-        batch, results = run.batches.next(), []
-        for passes in (None, load_passes()):
-            run.model.passes = passes
-            run.model.zero_grad()
-            loss, right = loss_of(run.model, batch)
-            loss.backward()
-            found = [p.grad for p in run.model.parameters() if p.grad is not None]
-            results.append((loss.detach(), torch.tensor(right), *found))
-        for plain, fused in zip(*results, strict=True):
-            assert (fused - plain).norm() <= share * plain.norm()
-
-
-def test_loading_the_passes_leaves_arithmetic_as_it_was() -> None:
-    """-ffast-math would let the library round subnormal numbers to 0 in the whole process."""
-    load_passes()
-    assert torch.tensor(2.0**-130).mul(0.5) > 0
-    assert math.nextafter(0, 1) * 2 > 0
 
 
 def test_muon_makes_matrices_orthogonal() -> None:

@@ -8,7 +8,7 @@ import pytest
 from diffray import DiffusionLLM
 from diffray.components.checkpoints.folder import resolve
 from examples.rollouts import PROMPTS, Policy, logprobs, rollouts, sampling
-from examples.train_demo.gradients import products_dtype
+from examples.train_demo.model import products_dtype
 
 pytestmark = pytest.mark.slow
 

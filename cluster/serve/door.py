@@ -19,7 +19,7 @@ from diffray.cluster.api.metrics import Refusals, Snapshot, render
 from diffray.cluster.api.operations import LOAD_ADAPTER, Order
 from diffray.cluster.control.engine_client import EngineFailed, Load
 from diffray.cluster.serve.app_config import DoorConfig
-from diffray.cluster.serve.replicas import RemoteModel, Replicas, export
+from diffray.cluster.serve.replicas import RemoteModel, Replicas
 
 _METHODS: Final[dict[type[GenerationBody], tuple[str, str]]] = {
     ChatBody: ("chat", "stream_chat"),
@@ -169,8 +169,6 @@ class Door:
 class DoorReplica:
     """The class that Serve starts and stops for a door."""
 
-    _exporting: asyncio.Task[None] | None = None
-
     async def __init__(self, config: DoorConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         global _door
         context = serve.get_replica_context()
@@ -181,12 +179,7 @@ class DoorReplica:
         doors = Replicas(DeploymentHandle(context.deployment, context.app_name))
         models = await asyncio.gather(*connected)
         _door = Door(models, doors, context.replica_id.unique_id)
-        self._exporting = asyncio.create_task(export(_door.snapshot))
 
     async def snapshot(self) -> Snapshot:
         """Return this door's metrics, for the door that was scraped."""
         return await current_door().snapshot()
-
-    async def __del__(self) -> None:
-        if self._exporting is not None:
-            self._exporting.cancel()

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from importlib import import_module
 from inspect import isawaitable
@@ -18,7 +18,7 @@ from diffray.cluster.control.remote import RemoteEngine
 from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.deployment import ONGOING_TOKENS
 from diffray.cluster.serve.environment import PREFIX_ROUTED
-from diffray.cluster.serve.replicas import About, export
+from diffray.cluster.serve.replicas import About
 from diffray.workers.output import Followed
 from diffray.workers.trainer_orders import TrainerOrder
 
@@ -50,7 +50,7 @@ class Replica:
 
     engine: RemoteEngine | None = None
     every: "EveryReplica | None" = None
-    _tasks: Sequence[asyncio.Task[None]] = ()
+    _keeping_up: asyncio.Task[None] | None = None
 
     async def __init__(self, config: AppConfig, deployed: str) -> None:  # type: ignore[misc]  # Serve awaits it
         """Start the engine; `deployed` names the record of the state that operators want."""
@@ -72,8 +72,7 @@ class Replica:
                 starting.cancel()
                 await asyncio.wait([starting])
         _service, self.every = await service_of(self.engine, config, adapters, deployed)
-        forever = export(_service.snapshot), self.every.keep_up()
-        self._tasks = [asyncio.create_task(each) for each in forever]
+        self._keeping_up = asyncio.create_task(self.every.keep_up())
         own = serve.get_replica_context().replica_id.unique_id
         log.info("%s is ready (replica %s, process %d)", config.model_id, own, os.getpid())
 
@@ -182,9 +181,8 @@ class Replica:
 
     async def __del__(self) -> None:
         """End the coordinator and its ranks; Serve calls it after the last request."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
+        if self._keeping_up is not None:
+            self._keeping_up.cancel()
             current_service().close()
         if self.engine is not None:
             await self.engine.close()

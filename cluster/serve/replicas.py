@@ -1,8 +1,8 @@
-"""Calls of replicas, all at once or one for a door, and their metrics for Ray's exporter."""
+"""Calls of replicas, all at once or one for a door."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,10 +10,8 @@ from typing import Any, Final
 from ray.exceptions import ObjectLostError, RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
-from ray.util.metrics import Gauge
 
 from diffray.cluster.api.errors import ApiError, Json, unavailable
-from diffray.cluster.api.metrics import Families, Snapshot
 from diffray.cluster.control.engine_client import Load
 from diffray.cluster.serve.deployment import REPLICA
 from diffray.cluster.serve.ingress import TRIES
@@ -153,40 +151,3 @@ class RemoteModel:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-_EXPORT_S = 5.0  # between exports; Ray drops a gauge that was not set for 20 s
-
-
-class Exporter:
-    """Exports every series with its value in /metrics, under Ray's prefix: `ray_diffray_...`.
-
-    All are gauges in Ray, even counters and buckets: Ray takes a gauge's value unchanged, and drops
-    it when its process ends. Prometheus ignores types, so rate() and histogram_quantile() work.
-    """
-
-    def __init__(self) -> None:
-        self._gauges: dict[str, Gauge] = {}
-
-    def export(self, families: Families) -> None:
-        for family in families:
-            for sample in family.samples:
-                if sample.name.endswith("_created"):
-                    continue
-                gauge = self._gauges.get(sample.name)
-                if gauge is None:
-                    name = sample.name.replace(":", "_")
-                    gauge = Gauge(name, family.documentation, tag_keys=tuple(sample.labels))
-                    self._gauges[sample.name] = gauge
-                gauge.set(sample.value, tags=sample.labels)
-
-
-async def export(snapshot: Callable[[], Awaitable[Snapshot]]) -> None:
-    """Export a process's metrics periodically."""
-    exporter = Exporter()
-    while True:
-        try:
-            exporter.export((await snapshot()).families)
-        except Exception:
-            log.exception("the metrics could not be exported to Ray")
-        await asyncio.sleep(_EXPORT_S)

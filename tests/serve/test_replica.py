@@ -1,10 +1,9 @@
-"""A replica without a cluster: its service, and the metrics that Ray's exporter is given."""
+"""A replica without a cluster: its service, and calls of its siblings."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Histogram
 from ray.exceptions import RayActorError
 
 from diffray.cluster.serve import replica_service, replicas
@@ -30,46 +29,6 @@ async def test_a_replica_fetches_images_of_allowed_hosts(monkeypatch: pytest.Mon
         adapters = replica_service.adapters_of(config)
         service, _ = await replica_service.service_of(engine, config, adapters, "demo")
         assert await service._prompts._remote.read(f"{url}/image") == b"content"
-
-
-class RecordedGauge:
-    """Ray's gauge, as far as it is used; Ray's own needs a cluster."""
-
-    made: dict[str, "RecordedGauge"]
-
-    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
-        assert name not in self.made, "Ray drops what a second gauge of this name is given"
-        assert ":" not in name, "Ray refuses the colon"
-        self.tag_keys, self.values = set(tag_keys), dict[tuple[str, ...], float]()
-        self.made[name] = self
-
-    def set(self, value: float, tags: dict[str, str]) -> None:
-        assert set(tags) == self.tag_keys
-        self.values[tuple(tags.values())] = value
-
-
-@pytest.fixture
-def gauges(monkeypatch: pytest.MonkeyPatch) -> dict[str, RecordedGauge]:
-    monkeypatch.setattr(replicas, "Gauge", RecordedGauge)
-    monkeypatch.setattr(RecordedGauge, "made", made := dict[str, RecordedGauge](), raising=False)
-    return made
-
-
-def test_every_series_is_exported_again_with_its_new_value(gauges: dict[str, Any]) -> None:
-    registry = CollectorRegistry()
-    tokens = Counter("diffray:tokens", "Tokens.", ["replica", "tier"], registry=registry)
-    seconds = Histogram("diffray:s", "Seconds.", ["replica"], buckets=(1, 5), registry=registry)
-    exporter = replicas.Exporter()
-    for tier in ("device", "host", "host"):
-        tokens.labels("a", tier).inc(3)
-        seconds.labels("a").observe(2)
-        exporter.export(list(registry.collect()))
-    assert {name: gauge.values for name, gauge in gauges.items()} == {
-        "diffray_tokens_total": {("a", "device"): 3, ("a", "host"): 6},
-        "diffray_s_bucket": {("a", "1.0"): 0, ("a", "5.0"): 3, ("a", "+Inf"): 3},
-        "diffray_s_count": {("a",): 3},
-        "diffray_s_sum": {("a",): 6},
-    }
 
 
 class Answers:

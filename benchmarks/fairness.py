@@ -18,7 +18,8 @@ from typing import Any
 
 from diffray.cluster.cli.bench import percentile
 from diffray.cluster.control.scheduler import Scheduler
-from diffray.workers.messages import Footprint, Reply, Round, Stats, Update, WireRequest
+from diffray.workers.messages import Footprint, Reply, Round, Update, WireRequest
+from diffray.workers.stats import Stats
 
 PAGE, CHUNK, BLOCK = 16, 512, 32
 

@@ -22,12 +22,13 @@ from diffray.workers.drafting import Drafting
 from diffray.workers.filling import Filling
 from diffray.workers.graphs import Graphs
 from diffray.workers.limits import Limits
-from diffray.workers.messages import Change, R, Reply, Request, Round, Stats, Update
+from diffray.workers.messages import Change, R, Reply, Request, Round, Update
 from diffray.workers.outcome import Outcome
 from diffray.workers.pace import steps_ahead
 from diffray.workers.prefix_memory import prefix_stats
 from diffray.workers.report import merge, report
 from diffray.workers.slots import Slots
+from diffray.workers.stats import Stats
 from diffray.workers.threads import Threads
 from diffray.workers.upkeep import FIXED, Upkeep
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, Type
 from diffray.components.image import Image
 from diffray.components.lora import LoRA
 from diffray.workers.process import Process
+from diffray.workers.stats import Stats
 from diffray.workers.trainer_orders import Received, TrainerOrder
 
 if TYPE_CHECKING:
@@ -218,33 +219,6 @@ class Update:
         self.canvas, self.cached_tokens = later.canvas, later.cached_tokens
         self.approximate = self.approximate or later.approximate
         self.fields, self.version = later.fields, later.version
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixStats:
-    """A rank's memory for prefixes, and its counts of host hits and copies since the start."""
-
-    device_bytes: int = 0
-    host_bytes: int = 0
-    host_capacity: int = 0  # in bytes
-    host_queries: int = 0  # tokens of prompts that were not on the device
-    host_hits: int = 0  # those of them that were on the host
-    stored_bytes: int = 0  # copied from the device to the host
-    loaded_bytes: int = 0  # copied back
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """An engine's load, and its counts since the start."""
-
-    running: int = 0
-    waiting: int = 0
-    free_pages: int = 0
-    num_pages: int = 0  # that can be handed out
-    preemptions: int = 0
-    forwards: int = 0  # of the model; a shared one counts once
-    tokens: int = 0  # reported as final
-    prefixes: PrefixStats = PrefixStats()
 
 
 class ControlAddress(NamedTuple):

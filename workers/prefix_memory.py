@@ -13,7 +13,7 @@ from diffray.components.container import available_memory
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.model import Model
-from diffray.workers.messages import PrefixStats
+from diffray.workers.stats import PrefixStats
 
 log = logging.getLogger(__name__)
 

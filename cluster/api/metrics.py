@@ -1,9 +1,9 @@
 """Prometheus metrics: vLLM's, with diffray's prefix, and those of diffusion."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import (
@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import (
 
 from diffray.cluster.control.engine_client import Load
 from diffray.workers.limits import Limits
+from diffray.workers.stats import Shown
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX: Final = "diffray:"
@@ -134,37 +135,18 @@ class Refusals:
 def _engine_families(own: Mapping[str, str], load: Load, limits: Limits) -> Iterator[Metric]:
     labels, values = list(own), list(own.values())
     used = 1 - load.free_pages / load.num_pages if load.num_pages else 0.0
-    kept = load.prefixes
-    gauges = {
-        "num_requests_running": ("Choices in the engine.", load.running),
-        "num_requests_waiting": ("Choices in the queue.", load.waiting),
-        "engine_sleep_level": ("The engine's sleep level; 0: awake.", load.sleep_level),
-        "kv_cache_usage_perc": ("Share of the K/V pages in use, 0 to 1.", used),
-        "kv_offload_cpu_cache_usage_perc": (
-            "Share of the host's memory for prefixes in use, 0 to 1.",
-            kept.host_bytes / kept.host_capacity if kept.host_capacity else 0.0,
-        ),
-    }
-    counters = {
-        "num_preemptions": ("Times a choice was preempted, to resume later.", load.preemptions),
-        "num_rounds": ("Rounds of denoising steps.", load.rounds),
-        "num_weight_updates": ("Times the weights were replaced.", load.weight_updates),
-        "num_restarts": ("Restarts of the engine.", load.restarts),
-        "external_prefix_cache_queries": (
-            "Tokens of prompts looked up on the host, as they were not on the device.",
-            kept.host_queries,
-        ),
-        "external_prefix_cache_hits": ("Of these, tokens found on the host.", kept.host_hits),
-        "kv_offload_store_bytes": ("Bytes copied from each device to the host.", kept.stored_bytes),
-        "kv_offload_load_bytes": ("Bytes copied from the host to each device.", kept.loaded_bytes),
-        "rank_work_seconds": ("Time of rank 0 in rounds.", load.worked),
-        "rank_wait_seconds": ("Time of rank 0 between rounds while there was work.", load.waited),
-    }
-    for family, numbers in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-        for name, (text, value) in numbers.items():
-            made = family(_PREFIX + name, text, labels=labels)
-            made.add_metric(values, value)
-            yield made
+    kept = load.engine.prefixes
+    held = kept.host_bytes / kept.host_capacity if kept.host_capacity else 0.0
+    host = "Share of the host's memory for prefixes in use, 0 to 1."
+    for (name, text, grows), value in (
+        *_declared(load),
+        (Shown("kv_cache_usage_perc", "Share of the K/V pages in use, 0 to 1.", False), used),
+        (Shown("kv_offload_cpu_cache_usage_perc", host, False), held),
+    ):
+        family = CounterMetricFamily if grows else GaugeMetricFamily
+        made = family(_PREFIX + name, text, labels=labels)
+        made.add_metric(values, value)
+        yield made
     sizes = GaugeMetricFamily(
         _PREFIX + "prefix_cache_bytes",
         "Bytes of the prefixes that each rank keeps.",
@@ -186,6 +168,16 @@ def _engine_families(own: Mapping[str, str], load: Load, limits: Limits) -> Iter
     pages = GaugeMetricFamily(_PREFIX + "cache_config_info", "K/V pages.", labels=[*labels, *facts])
     pages.add_metric([*values, *facts.values()], 1)
     yield pages
+
+
+def _declared(record: Any) -> Iterator[tuple[Shown, float]]:
+    """Yield what the fields of a record, and of records in it, are shown as, and their values."""
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if is_dataclass(value):
+            yield from _declared(value)
+        elif shown := each.metadata.get("shown"):
+            yield shown, value
 
 
 @dataclass(frozen=True, slots=True)

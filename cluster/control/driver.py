@@ -6,7 +6,8 @@ from typing import Any
 from diffray.cluster.control.engine_client import NO_ROUNDS, Load, round_bucket
 from diffray.cluster.control.events import Event
 from diffray.cluster.control.scheduler import Scheduler
-from diffray.workers.messages import Reply, Round, Stats
+from diffray.workers.messages import Reply, Round
+from diffray.workers.stats import Stats
 
 
 class Driver:
@@ -76,11 +77,9 @@ class Driver:
         return Load(
             running=len(scheduler.running),
             waiting=scheduler.waiting,
-            free_pages=stats.free_pages,
-            prefixes=stats.prefixes,
+            engine=stats,
             num_pages=scheduler.pages,
             preemptions=self._preemptions + scheduler.preemptions + stats.preemptions,
-            forwards=stats.forwards,
             worked=reply.worked if reply else 0.0,
             waited=reply.waited if reply else 0.0,
             rounds=self.rounds,

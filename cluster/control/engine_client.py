@@ -4,7 +4,8 @@ from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from diffray.workers.messages import PrefixStats, Update
+from diffray.workers.messages import Update
+from diffray.workers.stats import Stats, counter, gauge
 
 if TYPE_CHECKING:
     from diffray.cluster.control.events import Event
@@ -56,22 +57,26 @@ def round_bucket(tokens: int) -> int:
 class Load:
     """How busy an engine is, and its counters since it started."""
 
-    running: int = 0
-    waiting: int = 0
-    free_pages: int = 0
+    running: int = gauge("num_requests_running", "Choices in the engine.")
+    waiting: int = gauge("num_requests_waiting", "Choices in the queue.")
     num_pages: int = 0
-    prefixes: PrefixStats = field(default_factory=PrefixStats)
-    preemptions: int = 0
-    forwards: int = 0  # of the model; a shared one counts once
-    rounds: int = 0
+    engine: Stats = field(default_factory=Stats)  # of the latest reply
+    preemptions: int = counter("num_preemptions", "Times a choice was preempted, to resume later.")
+    rounds: int = counter("num_rounds", "Rounds of denoising steps.")
     tokens: int = 0  # that became final in those rounds
     round_tokens: tuple[int, ...] = NO_ROUNDS  # the rounds by tokens, see `round_bucket`
-    worked: float = 0.0  # seconds that rank 0 has spent in rounds
-    waited: float = 0.0  # seconds that it waited for the next round while there was work
-    restarts: int = 0
-    weight_updates: int = 0
+    worked: float = counter("rank_work_seconds", "Time of rank 0 in rounds.")
+    waited: float = counter(
+        "rank_wait_seconds", "Time of rank 0 between rounds while there was work."
+    )
+    restarts: int = counter("num_restarts", "Restarts of the engine.")
+    weight_updates: int = counter("num_weight_updates", "Times the weights were replaced.")
     weights_version: str = "0"
-    sleep_level: int = 0
+    sleep_level: int = gauge("engine_sleep_level", "The engine's sleep level; 0: awake.")
+
+    @property
+    def free_pages(self) -> int:
+        return self.engine.free_pages
 
 
 class EngineClient(Protocol):

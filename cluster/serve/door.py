@@ -20,6 +20,7 @@ from diffray.cluster.api.operations import LOAD_ADAPTER, Order
 from diffray.cluster.control.engine_client import EngineFailed, Load
 from diffray.cluster.serve.app_config import DoorConfig
 from diffray.cluster.serve.replicas import RemoteModel, Replicas
+from diffray.workers.stats import Stats
 
 _METHODS: Final[dict[type[GenerationBody], tuple[str, str]]] = {
     ChatBody: ("chat", "stream_chat"),
@@ -110,7 +111,7 @@ class Door:
         return Load(
             running=sum(each.running for each in loads),
             waiting=sum(each.waiting for each in loads),
-            free_pages=sum(each.free_pages for each in loads),
+            engine=Stats(free_pages=sum(each.free_pages for each in loads)),
             num_pages=sum(each.num_pages for each in loads),
         )
 

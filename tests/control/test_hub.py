@@ -8,7 +8,8 @@ import pytest
 
 from diffray.cluster.control.hub import Failure, Hub, Pulse, answered
 from diffray.workers.link import HEADER, Link, encode
-from diffray.workers.messages import Hello, Reply, Round, Stats, WireRequest
+from diffray.workers.messages import Hello, Reply, Round, WireRequest
+from diffray.workers.stats import Stats
 
 PATIENCE_S = 60.0  # on a machine that does other things too
 SECRET = b"s" * 32

@@ -16,7 +16,8 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.request_queue import CRASHES, LONG, CrashQuarantine, QueuedRequest
 from diffray.cluster.control.scheduler import FIRST_COME, PASSES, Scheduler
-from diffray.workers.messages import Footprint, Reply, Round, Stats, Update
+from diffray.workers.messages import Footprint, Reply, Round, Update
+from diffray.workers.stats import Stats
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 from tests.helpers.living import living
 

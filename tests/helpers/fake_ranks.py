@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diffray.cluster.control.events import Event
-from diffray.workers.messages import Change, Reply, Round, Stats, Update, WireRequest
+from diffray.workers.messages import Change, Reply, Round, Update, WireRequest
+from diffray.workers.stats import Stats
 
 
 def asked(

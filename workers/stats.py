@@ -54,6 +54,6 @@ class Stats:
     free_pages: int = 0
     num_pages: int = 0  # that can be handed out
     preemptions: int = 0
-    forwards: int = 0  # of the model; a shared one counts once
+    forwards: int = counter("num_forwards", "Forwards of the model; a shared one counts once.")
     tokens: int = 0  # reported as final
     prefixes: PrefixStats = PrefixStats()

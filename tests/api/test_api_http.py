@@ -316,7 +316,8 @@ def test_metrics_count_what_was_answered(tiny: Served, http: httpx2.Client) -> N
         "request_success_total": 2, "request_refused_total": 1, "request_params_n_sum": 2,
     }  # fmt: skip
     assert {name: grown[f"diffray:{name}"] for name in expected} == expected
-    assert 2 <= grown["diffray:diffusion_num_denoising_steps_total"] <= 28
+    steps = grown["diffray:diffusion_num_denoising_steps_total"]
+    assert 2 <= steps <= 28 and steps / 2 <= grown["diffray:num_forwards_total"] <= steps + 2
     tokens = "diffray:iteration_tokens_total"
     assert grown[f"{tokens}_sum"] == 24 and grown[f"{tokens}_count"] >= 2
     assert after["diffray:num_requests_running"] == 0

@@ -5,8 +5,11 @@ from typing import Final
 
 from diffray.cluster.api.bodies import GenerationBody
 from diffray.cluster.api.defaults import GenerationDefaults
-from diffray.cluster.api.errors import invalid, too_long
+from diffray.cluster.api.errors import invalid, too_long, unavailable
+from diffray.cluster.control.grammar_pool import GrammarPool, NotStarted
+from diffray.components.config import InvalidField
 from diffray.components.grammar.canvas import Canvas
+from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.models.advice import told
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams, Policy
@@ -50,6 +53,19 @@ class ParamsBuilder:
             "diffusion": diffusion,
         }
         return SamplingParams(**self.defaults.model_dump(exclude_none=True) | given | own)
+
+    async def grammar(
+        self, pool: GrammarPool, field: str, outputs: StructuredOutputs, diffusion: DiffusionParams
+    ) -> bytes:
+        """Return the automaton, or the pinned canvas, for a body's field."""
+        if self.tokenizer is None:
+            raise invalid(f"{field} needs a tokenizer, and the checkpoint has none", field)
+        try:
+            return await pool.compiled(outputs, diffusion.slots)
+        except InvalidField as error:
+            raise invalid(str(error), field) from None
+        except NotStarted as error:
+            raise unavailable(str(error)) from None
 
     def about(self) -> dict[str, object]:
         """Return the model's limits and policies, as /v1/models shows them."""

@@ -24,13 +24,13 @@ from diffray.cluster.api.choices import Choice, Prompt, Runner
 from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, invalid, no_such_model
 from diffray.cluster.api.fields import parse
-from diffray.cluster.api.grammars import GrammarCompiler
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
 from diffray.cluster.api.operations import OneEngine, Operated, Order, carry_out
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.prompts import PromptReader, RemoteImages
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
+from diffray.cluster.control.grammar_pool import GrammarPool
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams, accepted_by
 from diffray.workers.adapters import LoadedAdapters
@@ -99,12 +99,12 @@ class Service:
         self._prompts = PromptReader(
             self._tokens, engine.limits.spec.sight, remote_images or RemoteImages()
         )
-        self._grammars = GrammarCompiler(tokenizer, engine.limits)
+        self._grammars = GrammarPool(tokenizer, engine.limits)
         self._created, self._last_load = int(time.time()), Load()
 
     def close(self) -> None:
         """End the process that compiles structured outputs."""
-        self._grammars.process.close()
+        self._grammars.close()
 
     # Answers.
 
@@ -156,9 +156,8 @@ class Service:
             raise invalid("stop strings need a tokenizer, and the checkpoint has none", "stop")
         grammar, diffusion = b"", params.diffusion.over(self._params.diffusion)
         if params.structured_outputs is not None:
-            grammar = await self._grammars.compiled(
-                "structured_outputs", params.structured_outputs, diffusion
-            )
+            given = "structured_outputs", params.structured_outputs, diffusion
+            grammar = await self._params.grammar(self._grammars, *given)
         params = params.model_copy(update={"diffusion": diffusion})
         try:
             params = with_bad_tokens(params, self.tokenizer)
@@ -303,7 +302,7 @@ class Service:
         grammar = b""
         if body.structured is not None:
             diffusion = self._params.over_default(body)
-            grammar = await self._grammars.compiled(*body.structured, diffusion)
+            grammar = await self._params.grammar(self._grammars, *body.structured, diffusion)
         watch = body.stream_options is not None and body.stream_options.include_canvas
         choices: list[Choice] = []
         logprobs = 0

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from diffray.cluster.control.engine_client import WaitingClient
 from diffray.cluster.control.engine_config import RanksKeywords, RanksOptions
 from diffray.cluster.control.events import Event
-from diffray.cluster.control.grammar_process import WaitingCompiler
+from diffray.cluster.control.grammar_pool import GrammarPool
 from diffray.cluster.control.llm_upkeep import Upkept
 from diffray.cluster.control.local import WaitingEngine
 from diffray.cluster.control.ranks import WaitingRanks
@@ -82,9 +82,9 @@ class DiffusionLLM(Upkept):
             finalize(self, ranks.close)
             self.tokenizer = Tokenizer.load(path, ranks.limits.mask_token_id)
         self._reader = Reader(self.tokenizer, self.limits.spec.sight)
-        self._compiler = WaitingCompiler(self.tokenizer, self.limits)
+        self._grammars = GrammarPool(self.tokenizer, self.limits)
         self._maker = RequestMaker(
-            self._reader, default, self.limits, self.adapters, self._compiler
+            self._reader, default, self.limits, self.adapters, self._grammars.compile
         )
         # By the uid of the request; each call owns its jobs, which end with it.
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
@@ -110,7 +110,7 @@ class DiffusionLLM(Upkept):
         client, self._client, self._engine = self._client, None, None
         if client is not None:
             client.close()
-            self._compiler.close()
+            self._grammars.close()
 
     @property
     def client(self) -> WaitingClient:

@@ -15,7 +15,7 @@ from diffray.cluster.api.dialects import answer_stream, answer_whole
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
-from diffray.cluster.control.limited_process import ForkingProcess
+from diffray.cluster.control.grammar_pool import GrammarPool
 from diffray.components.grammar.structured import StructuredOutputs
 from tests.helpers.byte_tokenizer import TOKENIZER
 from tests.helpers.recorder import Recorder
@@ -202,13 +202,13 @@ async def test_hostile_schemas_are_refused_and_others_answered_beside(demo: Serv
 
 
 async def test_for_several_it_compiles_once(demo: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask, asked = ForkingProcess.ask, []
+    ask, asked = GrammarPool._ask, []
 
-    async def counted(process: ForkingProcess, given: dict[str, Any]) -> dict[str, Any]:
+    def counted(pool: GrammarPool, given: str) -> dict[str, Any] | None:
         asked.append(given)
-        return await ask(process, given)
+        return ask(pool, given)
 
-    monkeypatch.setattr(ForkingProcess, "ask", counted)
+    monkeypatch.setattr(GrammarPool, "_ask", counted)
     for choice, count in (("one", 1), ("another", 2)):
         work = [said(demo, {"guided_choice": [choice]}) for _ in range(5)]
         waiting = [asyncio.create_task(each) for each in work]
@@ -224,7 +224,7 @@ async def test_for_several_it_compiles_once(demo: Service, monkeypatch: pytest.M
 
 def test_a_process_that_does_not_start_is_not_held_against_what_was_asked() -> None:
     service = Service(Recorder(), TOKENIZER, ["some"])
-    service._grammars.process = ForkingProcess("diffray.cluster.api.no_such_module", dict)
+    service._grammars._worker = "diffray.cluster.api.no_such_module"
     for _ in range(2):
         with pytest.raises(ApiError, match="did not start") as error:
             asyncio.run(service.complete({"prompt": [1], "guided_choice": ["a"]}))

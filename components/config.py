@@ -1,6 +1,7 @@
 """The base of every component's configuration: frozen, no unknown keys, short errors."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from typing import Any, ClassVar, Final, LiteralString, get_args
 
 from pydantic import (
@@ -31,6 +32,21 @@ class InvalidField(ValueError):
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+def not_given(model: type[BaseModel], names: Iterable[str], more: str = "") -> dict[str, Any]:
+    """Return fields of a model for `create_model`: the same, but None if they are not given.
+
+    `more` is added to their descriptions.
+    """
+    fields = {}
+    for name in names:
+        field = copy(model.model_fields[name])
+        kind: Any = field.annotation
+        field.default, field.default_factory = None, None
+        field.description = f"{field.description}{more}"
+        fields[name] = (kind | None, field)
+    return fields
 
 
 class Config(BaseModel):

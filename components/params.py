@@ -70,7 +70,7 @@ class SamplingParams(Config):
     n: int = Field(1, ge=1, le=128, description="How many answers to generate.")
     max_tokens: int = Field(128, ge=1, description="The most tokens to generate.")
     min_tokens: int = Field(
-        0, ge=0, description="The fewest tokens to generate before an end token."
+        0, ge=0, lt=2**31, description="The fewest tokens to generate before an end token."
     )
     # below COLDEST: 0
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy.")
@@ -81,7 +81,7 @@ class SamplingParams(Config):
         description="Sample from the most probable tokens that add up to this probability.",
     )
     top_k: int = Field(
-        0, ge=-1, description="Sample from this many most probable tokens; 0 and -1: all."
+        0, ge=-1, lt=2**63, description="Sample from this many most probable tokens; 0 and -1: all."
     )
     min_p: float = Field(
         0.0,
@@ -108,6 +108,7 @@ class SamplingParams(Config):
     no_repeat_ngram_size: int = Field(
         0,
         ge=0,
+        lt=2**31,
         description="Never repeat this many tokens in a row; needs blocks of one position; 0: off.",
     )
     lora: str = Field(

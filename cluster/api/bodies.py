@@ -1,9 +1,9 @@
 """Request bodies, with the names of OpenAI and vLLM; invalid fields are refused by name."""
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, create_model, model_validator
 
 from diffray.cluster.api.errors import invalid
 from diffray.cluster.api.fields import (
@@ -21,16 +21,16 @@ from diffray.cluster.api.fields import (
     ToolChoice,
     Word,
 )
-from diffray.components.config import InvalidField, explain
+from diffray.components.config import InvalidField, explain, not_given
 from diffray.components.grammar.json_schema import AnySchema
 from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.grammar.tool_calls import ToolCalls
+from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 
 _MOST_CHOICES: Final = 1024  # of one request
 MOST_MESSAGES: Final = 4096
 _MOST_TOKENS: Final = 2**20  # to decode
-_INT64: Final = 2**63
 _SANE: Final = 2**31  # no length or priority is larger
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -53,33 +53,41 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool = Field(False, description=NOTED)
 
 
-class SharedFields(StrictModel):
+# Numbers and switches of SamplingParams, which a body declares no second time.
+_SCALARS: Final = (int, float, bool, int | None)
+_OWN: Final = ("n", "max_tokens", "logprobs", "top_logprobs")  # of which each API has its own
+_SAMPLING: Final = [
+    name
+    for name, field in SamplingParams.model_fields.items()
+    if field.annotation in _SCALARS and name not in _OWN
+]
+
+if TYPE_CHECKING:
+    _Sampling = StrictModel
+else:
+    _FIELDS = not_given(SamplingParams, _SAMPLING)
+    _Sampling = create_model("_Sampling", __base__=StrictModel, **_FIELDS)
+
+
+class SharedFields(_Sampling):
     """The fields that mean the same in every API; the server fills in missing ones.
 
     Fields without a description have that of `SamplingParams`.
     """
 
+    if TYPE_CHECKING:
+        min_tokens: int | None = None
+        temperature: float | None = None
+        top_p: float | None = None
+
     model: Named = None
-    min_tokens: int = Field(0, ge=0, lt=_SANE)
     strict_max_tokens: bool | None = Field(
         None,
         description="Whether a max_tokens that the context has no room for is refused. If not, it "
         "is lowered, and the answer and the header X-Diffray-Warnings say so. Default: only in "
         "completions.",
     )
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, lt=_INT64)
-    min_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: float = Field(0, ge=-2, le=2)
-    frequency_penalty: float = Field(0, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    no_repeat_ngram_size: int = Field(0, ge=0, lt=_SANE)
-    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     stop_token_ids: TokenIds = Field(default_factory=list)
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
     logit_bias: Biases = Field(default_factory=dict)
     allowed_token_ids: list[int] = Field(default_factory=list, max_length=65536, fail_fast=True)
     bad_words: Annotated[list[Word], Field(max_length=256, fail_fast=True)] = Field(

@@ -6,12 +6,13 @@ most probable tokens, and many tokens sampled at once at temperature 1 rarely fi
 
 import logging
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError, create_model
 
 from diffray.components.checkpoints.folder import read_json
-from diffray.components.config import Config, explain
+from diffray.components.config import Config, explain, not_given
+from diffray.components.params import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -27,30 +28,25 @@ _READ: Final = {
 _NOT_HONOURED: Final = {"no_repeat_ngram_size": 0}  # it needs blocks of one position
 
 
-class GenerationDefaults(Config):
-    """Defaults of a server; a request's own values come first."""
+if TYPE_CHECKING:
+    _Defaults = Config
+else:
+    _FIELDS = not_given(SamplingParams, _READ, " Default: the checkpoint's.")
+    _Defaults = create_model("_Defaults", __base__=Config, **_FIELDS)
 
-    max_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="The most tokens to generate; default: the checkpoint's, else 16 for "
-        "completions and up to 512 for chats.",
-    )
-    temperature: float | None = Field(
-        None, ge=0, le=100, description="The temperature; default: the checkpoint's, else 0."
-    )
-    top_p: float | None = Field(
-        None, gt=0, le=1, description="top_p; default: the checkpoint's, else 1."
-    )
-    top_k: int | None = Field(
-        None, ge=-1, description="top_k; default: the checkpoint's, else 0, which is all."
-    )
-    min_p: float | None = Field(
-        None, ge=0, le=1, description="min_p; default: the checkpoint's, else 0."
-    )
-    repetition_penalty: float | None = Field(
-        None, ge=0.01, le=100, description="repetition_penalty; default: the checkpoint's, else 1."
-    )
+
+class GenerationDefaults(_Defaults):
+    """Defaults of a server; a request's own values come first.
+
+    Where nothing gives max_tokens, it is 16 for completions and up to 512 for chats.
+    """
+
+    if TYPE_CHECKING:
+        max_tokens: int | None
+        temperature: float | None
+        top_k: int | None
+
+        def __init__(self, **given: float | None) -> None: ...
 
     def over(self, other: Self) -> Self:
         """Return these defaults, with missing ones taken from `other`."""

@@ -102,13 +102,13 @@ class ParamsBuilder:
         self, body: GenerationBody, taken: int, diffusion: DiffusionParams, grammar: bytes
     ) -> int:
         wanted, room = body.wanted_tokens, self.room(diffusion, taken)
-        context = taken + room
+        context, least = taken + room, body.min_tokens or 0
         if wanted is None and diffusion.canvas == "pinned" and grammar:
             wanted = len(Canvas.from_bytes(grammar).cells)
         elif wanted is None:
             default = self.defaults.max_tokens or body.default_tokens
-            wanted = max(min(default, max(room, 1)), body.min_tokens)
-        if wanted > room >= max(body.min_tokens, 1) and self._may_lower(body, diffusion):
+            wanted = max(min(default, max(room, 1)), least)
+        if wanted > room >= max(least, 1) and self._may_lower(body, diffusion):
             return room
         if wanted > room:
             raise too_long(

@@ -151,18 +151,18 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """Turn a text or a conversation into tokens."""
         body, warnings = await read(request, TokenizeBody)
-        return answer(with_warnings(await get_service().tokenize(body), warnings))
+        return answer(with_warnings(await get_service().ask("tokenize", body), warnings))
 
     @post("/detokenize")
     async def detokenize(request: Request) -> Response:
         """Turn tokens into a text."""
         body, warnings = await read(request, DetokenizeBody)
-        return answer(with_warnings(await get_service().detokenize(body), warnings))
+        return answer(with_warnings(await get_service().ask("detokenize", body), warnings))
 
     @router.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> Response:
         """Describe the tokenizer."""
-        return answer(await get_service().tokenizer_info(model))
+        return answer(await get_service().ask("tokenizer_info", {"model": model}))
 
     return router
 

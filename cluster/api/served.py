@@ -24,11 +24,9 @@ class Answering(Protocol):
 class Served(Answering, Protocol):
     """The same for all that an endpoint offers."""
 
-    async def tokenize(self, given: object) -> Json: ...
-
-    async def detokenize(self, given: object) -> Json: ...
-
-    async def tokenizer_info(self, name: str | None) -> Json: ...
+    async def ask(self, method: str, given: object) -> Json:
+        """Call a method of the service of the model that a body or query names."""
+        ...
 
     async def operate(self, order: Order) -> Json:
         """Carry out an operator's request."""

@@ -25,7 +25,7 @@ from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, invalid, no_such_model
 from diffray.cluster.api.fields import parse
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
-from diffray.cluster.api.operations import OneEngine, Operated, Order, carry_out
+from diffray.cluster.api.operations import ModelBody, OneEngine, Operated, Order, carry_out
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.prompts import PromptReader, RemoteImages
 from diffray.cluster.api.tokens import Tokens
@@ -179,6 +179,11 @@ class Service:
 
     # Tokens.
 
+    async def ask(self, method: str, given: object) -> Json:
+        """Call one of these methods, by the name that a door passes on to a replica."""
+        found: Json = await getattr(self, method)(given)
+        return found
+
     async def tokenize(self, given: object) -> Json:
         body = parse(TokenizeBody, given)
         self._named(body.model)
@@ -203,8 +208,8 @@ class Service:
         self._named(body.model)
         return {"prompt": await self._tokens.decode(body.tokens)}
 
-    async def tokenizer_info(self, name: str | None = None) -> Json:
-        self._named(name)
+    async def tokenizer_info(self, given: object) -> Json:
+        self._named(parse(ModelBody, given).model)
         return self._tokens.info()
 
     # For operators.

@@ -60,14 +60,8 @@ class Door:
             async for chunk in chunks:
                 yield chunk
 
-    async def tokenize(self, given: object) -> Json:
-        return await (await self._model_for(given)).ask("tokenize", given)
-
-    async def detokenize(self, given: object) -> Json:
-        return await (await self._model_for(given)).ask("detokenize", given)
-
-    async def tokenizer_info(self, name: str | None) -> Json:
-        return await (await self._model_named(name)).ask("tokenizer_info", name)
+    async def ask(self, method: str, given: object) -> Json:
+        return await (await self._model_for(given)).ask(method, given)
 
     async def operate(self, order: Order) -> Json:
         model = await self._model_for(order.given)

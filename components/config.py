@@ -37,14 +37,15 @@ class InvalidField(ValueError):
 def not_given(model: type[BaseModel], names: Iterable[str], more: str = "") -> dict[str, Any]:
     """Return fields of a model for `create_model`: the same, but None if they are not given.
 
-    `more` is added to their descriptions.
+    `more` is added to the descriptions of those that have a default, which it may name.
     """
     fields = {}
     for name in names:
         field = copy(model.model_fields[name])
         kind: Any = field.annotation
+        if field.default is not None:
+            field.description = f"{field.description}{more.format(default=field.default)}"
         field.default, field.default_factory = None, None
-        field.description = f"{field.description}{more}"
         fields[name] = (kind | None, field)
     return fields
 

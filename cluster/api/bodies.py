@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, ValidationError, create_model, model_validator
 
+from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import invalid
 from diffray.cluster.api.fields import (
     EFFORT,
@@ -53,9 +54,9 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool = Field(False, description=NOTED)
 
 
-# Numbers and switches of SamplingParams, which a body declares no second time.
+# Numbers and switches of SamplingParams, except those of which each API has its own.
 _SCALARS: Final = (int, float, bool, int | None)
-_OWN: Final = ("n", "max_tokens", "logprobs", "top_logprobs")  # of which each API has its own
+_OWN: Final = ("n", "max_tokens", "logprobs", "top_logprobs")
 _SAMPLING: Final = [
     name
     for name, field in SamplingParams.model_fields.items()
@@ -65,7 +66,9 @@ _SAMPLING: Final = [
 if TYPE_CHECKING:
     _Sampling = StrictModel
 else:
-    _FIELDS = not_given(SamplingParams, _SAMPLING)
+    _SERVERS = [name for name in GenerationDefaults.model_fields if name in _SAMPLING]
+    _FIELDS = not_given(SamplingParams, _SAMPLING, " Default: {default}.")
+    _FIELDS |= not_given(SamplingParams, _SERVERS)  # whose defaults are the server's
     _Sampling = create_model("_Sampling", __base__=StrictModel, **_FIELDS)
 
 

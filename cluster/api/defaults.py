@@ -31,15 +31,14 @@ _NOT_HONOURED: Final = {"no_repeat_ngram_size": 0}  # it needs blocks of one pos
 if TYPE_CHECKING:
     _Defaults = Config
 else:
-    _FIELDS = not_given(SamplingParams, _READ, " Default: the checkpoint's.")
+    _FIELDS = not_given(SamplingParams, _READ, " Default: the checkpoint's, else {default}.")
+    _TOKENS = " Default: the checkpoint's, else 16 for completions and up to 512 for chats."
+    _FIELDS |= not_given(SamplingParams, ["max_tokens"], _TOKENS)
     _Defaults = create_model("_Defaults", __base__=Config, **_FIELDS)
 
 
 class GenerationDefaults(_Defaults):
-    """Defaults of a server; a request's own values come first.
-
-    Where nothing gives max_tokens, it is 16 for completions and up to 512 for chats.
-    """
+    """Defaults of a server; a request's own values come first."""
 
     if TYPE_CHECKING:
         max_tokens: int | None

@@ -180,7 +180,7 @@ class Service:
     # Tokens.
 
     async def ask(self, method: str, given: object) -> Json:
-        """Call one of these methods, by the name that a door passes on to a replica."""
+        """Call `tokenize`, `detokenize` or `tokenizer_info`, as a door's `ask` does."""
         found: Json = await getattr(self, method)(given)
         return found
 

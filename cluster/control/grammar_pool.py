@@ -9,7 +9,7 @@ import subprocess
 import sys
 from base64 import b64decode, b64encode
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock
 from typing import Any, Final, NamedTuple, TextIO
@@ -40,70 +40,86 @@ class _Refused(NamedTuple):
 class GrammarPool:
     """Compiles structured outputs, for event loops and for callers that wait.
 
-    A fork compiles each, so that none waits for imports or for another request. Requests for the
-    same output share one compilation. Refusals are kept too, so a schema that exceeds the time
-    limit does so only once.
+    A fork compiles each, so that none waits for imports or for another request. Requests of a loop
+    for the same output share one compilation. Refusals are kept too, so a schema that exceeds the
+    time limit does so only once.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, limits: Limits) -> None:
         self._tokenizer, self._limits, self._worker = tokenizer, limits, _WORKER
-        self._kept: OrderedDict[str, Future[bytes | _Refused]] = OrderedDict()
-        self._keeping = Lock()
-        self._threads = ThreadPoolExecutor(_AT_ONCE, "grammars")
-        self._forking = Lock()
+        self._kept: OrderedDict[str, bytes | _Refused] = OrderedDict()
+        self._compiling: dict[str, asyncio.Task[bytes | _Refused]] = {}
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "grammars")  # for event loops
+        self._keeping, self._forking = Lock(), Lock()
         self._process: _Process | None = None
+        self._closed = False
 
     async def compiled(self, outputs: StructuredOutputs, slot_length: int | None) -> bytes:
         """Return the automaton, or the pinned canvas, as bytes; raises InvalidField."""
-        future = asyncio.wrap_future(self._future(outputs, slot_length))
-        return _unless_refused(await asyncio.shield(future))  # others may wait for it too
+        asked = _question(outputs, slot_length)
+        if (found := self._known(asked)) is None:
+            if (task := self._compiling.get(asked)) is None:
+                task = self._compiling[asked] = asyncio.create_task(self._in_thread(asked))
+                task.add_done_callback(lambda _: self._compiling.pop(asked))
+            found = await asyncio.shield(task)  # others may wait for it too
+        return _unless_refused(found)
 
     def compile(self, outputs: StructuredOutputs, slot_length: int | None) -> bytes:
         """Return the same, for a caller outside of an event loop."""
-        return _unless_refused(self._future(outputs, slot_length).result())
+        asked = _question(outputs, slot_length)
+        return _unless_refused(self._known(asked) or self._answer(asked))
 
     def close(self) -> None:
+        self._closed = True
         self._threads.submit(self._end)
         self._threads.shutdown(wait=False)
 
-    def _future(
-        self, outputs: StructuredOutputs, slot_length: int | None
-    ) -> Future[bytes | _Refused]:
-        asked = json.dumps(outputs.model_dump(exclude_unset=True) | {"slot_length": slot_length})
+    def _known(self, asked: str) -> bytes | _Refused | None:
         with self._keeping:
-            if (found := self._kept.get(asked)) is None:
-                found = self._kept[asked] = self._threads.submit(self._answer, asked)
-                if len(self._kept) > _KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(asked)
-        return found
+            if asked in self._kept:
+                self._kept.move_to_end(asked)
+            return self._kept.get(asked)
 
-    # Called only in the threads.
+    async def _in_thread(self, asked: str) -> bytes | _Refused:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._answer, asked)
+
+    # Called in threads.
 
     def _answer(self, asked: str) -> bytes | _Refused:
+        found: bytes | _Refused
         try:
             answer = self._ask(asked)
-        except BaseException:
-            with self._keeping:
-                self._kept.pop(asked, None)
-            raise
-        if answer is None:
-            return _Refused(f"structured outputs: compiling took more than {CPU_S:g} s", None)
-        if "error" in answer:
-            return _Refused(answer["error"], answer["field"])
-        return b64decode(answer["automaton"])
+        except (TimeoutError, EOFError) as error:
+            found = _Refused(f"structured outputs: compiling took more than {CPU_S:g} s", None)
+            if not isinstance(error, EOFError) or not self._is_alive():
+                return found  # not known for certain, so it is not kept
+        else:
+            if "error" in answer:
+                found = _Refused(answer["error"], answer["field"])
+            else:
+                found = b64decode(answer["automaton"])
+        with self._keeping:
+            self._kept[asked] = found
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return found
 
-    def _ask(self, asked: str) -> dict[str, Any] | None:
-        """Return a fork's answer, or None if it ended without one: it ran into its limit."""
+    def _ask(self, asked: str) -> dict[str, Any]:
+        """Return a fork's answer; raises EOFError if it ended without one, at its time limit."""
         ours, theirs = _sockets()
         with ours:
             with theirs:
                 self._fork(theirs)
             try:
                 answer: dict[str, Any] = _exchange(ours.makefile("rw", encoding="ascii"), asked)
-                return answer
-            except (OSError, EOFError):
-                return None
+            except ConnectionError:
+                raise EOFError from None
+            return answer
+
+    def _is_alive(self) -> bool:
+        with self._forking:
+            return self._process is not None and self._process.is_alive()
 
     def _fork(self, end: socket.socket) -> None:
         with self._forking:
@@ -113,6 +129,8 @@ class GrammarPool:
                     return
                 self._process.end()
                 self._process = None
+            if self._closed:
+                raise NotStarted("structured outputs: what compiles them has been shut down")
             process = _Process(self._worker)
             try:
                 process.greet(self._greeting())
@@ -141,6 +159,10 @@ class GrammarPool:
             if self._process is not None:
                 self._process.end()
                 self._process = None
+
+
+def _question(outputs: StructuredOutputs, slot_length: int | None) -> str:
+    return json.dumps(outputs.model_dump(exclude_unset=True) | {"slot_length": slot_length})
 
 
 def _unless_refused(found: bytes | _Refused) -> bytes:
@@ -179,6 +201,9 @@ class _Process:
     def pass_on(self, end: socket.socket) -> None:
         """Send the process one end of another stream, for a fork to answer."""
         socket.send_fds(self._socket, [b"."], [end.fileno()])
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
     def end(self) -> None:
         """Kill the process and its forks, which share its session."""

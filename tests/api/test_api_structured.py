@@ -204,7 +204,7 @@ async def test_hostile_schemas_are_refused_and_others_answered_beside(demo: Serv
 async def test_for_several_it_compiles_once(demo: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     ask, asked = GrammarPool._ask, []
 
-    def counted(pool: GrammarPool, given: str) -> dict[str, Any] | None:
+    def counted(pool: GrammarPool, given: str) -> dict[str, Any]:
         asked.append(given)
         return ask(pool, given)
 
@@ -220,6 +220,26 @@ async def test_for_several_it_compiles_once(demo: Service, monkeypatch: pytest.M
     for _ in range(2):  # what is refused is known, too
         await refused(demo, {"guided_regex": "(once"})
     assert len(asked) == 3
+
+
+async def test_a_fork_that_was_lost_is_not_held_against_what_was_asked(
+    demo: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one that ended by itself ran into its limit: not on a busy machine, nor if all ended."""
+    ask, losses = GrammarPool._ask, iter([TimeoutError, EOFError])
+
+    def lost(pool: GrammarPool, given: str) -> dict[str, Any]:
+        if (loss := next(losses, None)) is None:
+            return ask(pool, given)
+        if loss is EOFError and pool._process is not None:
+            pool._process.end()
+        raise loss
+
+    assert await said(demo, {"guided_choice": ["any"]}) == "any"
+    monkeypatch.setattr(GrammarPool, "_ask", lost)
+    for _ in range(2):
+        assert "took more than" in (await refused(demo, {"guided_choice": ["lost"]})).message
+    assert await said(demo, {"guided_choice": ["lost"]}) == "lost"
 
 
 def test_a_process_that_does_not_start_is_not_held_against_what_was_asked() -> None:

@@ -73,10 +73,7 @@ else:
 
 
 class SharedFields(_Sampling):
-    """The fields that mean the same in every API; the server fills in missing ones.
-
-    Fields without a description have that of `SamplingParams`.
-    """
+    """The fields that mean the same in every API; a description may be that of SamplingParams."""
 
     if TYPE_CHECKING:
         min_tokens: int | None = None

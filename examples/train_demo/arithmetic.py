@@ -2,8 +2,9 @@
 
 import random
 
-from examples.train_demo.words import Item, Source
+from examples.train_demo.words import Item, Source, bank
 
+BANK = bank("arithmetic")
 LIMIT = 100  # of sums; products reach 144
 SIGNS = {"+": ["plus", "and"], "-": ["minus"], "*": ["times", "multiplied by"], "/": ["divided by"]}
 
@@ -35,22 +36,13 @@ def fact(rng: random.Random, sign: str) -> str:
     return f"{a}{sign}{b}={c}"
 
 
-PARTS = {  # what is done with a number, the other number and its sign
-    "half of {}|half {}|halve {}|{} halved|the half of {}": (2, "/"),
-    "a third of {}|one third of {}|the third part of {}": (3, "/"),
-    "a quarter of {}|one quarter of {}": (4, "/"),
-    "double {}|twice {}|double of {}|the double of {}|{} doubled|two times {}": (2, "*"),
-    "triple {}|three times {}|the triple of {}|{} tripled": (3, "*"),
-}
-
-
 def _part(s: Source) -> Item:
     """Return a half, a double and the like."""
-    spoken = s.rng.choice(list(PARTS))
-    b, sign = PARTS[spoken]
+    part = s.rng.choice(BANK["parts"])
+    b, sign = part["number"], part["sign"]
     c = s.rng.randint(1, LIMIT // b)
     a, c = (b * c, c) if sign == "/" else (c, b * c)
-    asked = s.phrase(spoken).format(a)
+    asked = s.phrase(part["said"]).format(a)
     ask = s.phrase("What is {}?|what's {}|{}|{}?|How much is {}?|Tell me {}.|{} is?|Calculate {}.")
     text = ask.format(asked)
     text = text[0].upper() + text[1:] if s.chance(0.7) else text
@@ -64,24 +56,8 @@ def one_operation(s: Source) -> Item:
     a, b, c = operands(s.rng, sign)
     style = s.rng.random()
     if style < 0.35:
-        sum_of = {
-            "+": "What is the sum of {a} and {b}?|Add {a} and {b}.|Add {b} to {a}.|"
-            "{a} and {b} make what?|"
-            "Sum up {a} and {b}.|If I add {b} to {a}, what do I get?|{b} more than {a} is what?",
-            "-": "What is the difference between {a} and {b}?|Subtract {b} from {a}.|"
-            "Take {b} away from {a}.|"
-            "What is {b} less than {a}?|Take {b} from {a}.|"
-            "What remains of {a} without {b}?|How much is {a} less {b}?",
-            "*": "What is the product of {a} and {b}?|Multiply {a} by {b}.|Multiply {a} and {b}.|"
-            "How much is {a} times {b}?|"
-            "What do you get when you multiply {a} with {b}?|"
-            "{a} groups of {b} are how many?",
-            "/": "Divide {a} by {b}.|What is {a} divided by {b}?|How often does {b} go into {a}?|"
-            "How many times does {b} fit into {a}?|"
-            "Split {a} into {b} equal parts. How big is each?|"
-            "What is the quotient of {a} and {b}?",
-        }
-        return s.item("arithmetic", s.phrase(sum_of[sign]).format(a=a, b=b), f"{a}{sign}{b}={c}")
+        text = s.phrase(BANK["in_words"][sign]).format(a=a, b=b)
+        return s.item("arithmetic", text, f"{a}{sign}{b}={c}")
     if style < 0.65:
         space = s.rng.choice(["", " "])
         shown = sign if s.chance(0.8) or sign in "+-" else {"*": "x", "/": ":"}[sign]
@@ -94,18 +70,7 @@ def one_operation(s: Source) -> Item:
 
 
 def _ask(s: Source, text: str) -> str:
-    return s.phrase(
-        "What is {}?|What is {}?|What's {}?|How much is {}?|{}|{} = ?|{}=|"
-        "Calculate {}.|Compute {}.|"
-        "Tell me what {} is.|What does {} equal?|Can you calculate {}?|"
-        "Solve {}.|What is the result of {}?|"
-        "I need {}.|Work out {}.|What do I get for {}?|Please compute {}.|Do you know what {} is?|"
-        "Give me {}.|Evaluate {}.|How much does {} make?|{} is how much?|{}?|"
-        "{} is what?|What is the answer to {}?|{}, what is that?|What comes out of {}?|"
-        "Say what {} is.|How much would {} be?|The answer to {}?|What would {} be?|"
-        "I would like to know {}.|Tell me the result of {}.|Figure out {}.|Determine {}.|"
-        "What do you get for {}?|Find the value of {}."
-    ).format(text)
+    return s.phrase(BANK["ask"]).format(text)
 
 
 def _chain(s: Source) -> Item:

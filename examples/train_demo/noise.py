@@ -1,21 +1,9 @@
 """How people type: typos, missing punctuation, superfluous sentences."""
 
-from examples.train_demo.words import CLOSERS, ENDINGS, OPENERS, SENTENCES, Source
+from examples.train_demo.words import Source, bank
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-COMMANDS = set(
-    "Add Append Arrange Calculate Change Choose Code Collect Complete Compute Convert Copy Count "
-    "Create Define Delete Determine Divide Drop Evaluate Express Extract Figure Fill Find Flip Get "
-    "Give Implement Invert Leave List Make Mirror Multiply Name Omit Order Output Parse Pick Place "
-    "Print Program Provide Pull Put Rank Read Remove Rename Repeat Replace Reply Return Reverse "
-    "Say Set Separate Show Skip Solve Sort Spell Split Start Subtract Sum Summarize Swap Take Tell "
-    "Transform Turn Type Update Use Work Write".split()
-)
-REQUESTS = (
-    "Can you {}|Could you {}|Please {}|Would you {}|I want you to {}|I need you to {}|Kindly {}|"
-    "I would like you to {}|Would you please {}|Could you please {}|Your task is to {}|Try to {}|"
-    "Your task: {}|Do me a favor and {}|I ask you to {}|Can you please {}|You should {}"
-)
+BANK = bank("noise")
 
 
 def typo(source: Source, word: str) -> str:
@@ -47,11 +35,13 @@ def noisy(source: Source, question: str, spared: set[str], ending: bool) -> str:
     """Return the question as typed in a hurry; `ending` says whether words may follow it."""
     if source.chance(0.10):
         question = with_typos(source, question, spared)
-    if question.split(" ")[0] in COMMANDS and source.chance(0.15):
-        question = source.phrase(REQUESTS).format(question[0].lower() + question[1:])
+    if question.split(" ")[0] in BANK["commands"] and source.chance(0.15):
+        question = source.phrase(BANK["requests"]).format(question[0].lower() + question[1:])
     bare = question.rstrip(".?!")
     if ending and source.chance(0.10):
-        question = bare + source.phrase(CLOSERS) + source.rng.choice(["", question[len(bare) :]])
+        question = (
+            bare + source.phrase(BANK["closers"]) + source.rng.choice(["", question[len(bare) :]])
+        )
     elif source.chance(0.15):
         question = bare or question
     elif source.chance(0.03) and question[-1] == "?":
@@ -60,9 +50,9 @@ def noisy(source: Source, question: str, spared: set[str], ending: bool) -> str:
         names = {"I", *(word for name in source.drawn for word in name.split())}
         is_name = question.split()[0].strip(",.:") in names  # an answer may copy it
         first = question if is_name else question[0].lower() + question[1:]
-        question = source.phrase(OPENERS) + source.rng.choice([first, question])
+        question = source.phrase(BANK["openers"]) + source.rng.choice([first, question])
     elif source.chance(0.12):
-        question = source.phrase(SENTENCES) + " " + question
+        question = source.phrase(BANK["before"]) + " " + question
     if ending and source.chance(0.06):
-        question = question + " " + source.phrase(ENDINGS)
+        question = question + " " + source.phrase(BANK["after"])
     return question.lower() if source.lower else question

@@ -2,10 +2,22 @@
 
 from typing import NamedTuple
 
-from examples.train_demo.known_functions import KNOWN
-from examples.train_demo.words import Item, Source
+from examples.train_demo.words import Item, Source, bank
 
+BANK = bank("python_functions")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class Known(NamedTuple):
+    """A well-known function, and how questions name it after "a function that" and "to"."""
+
+    arguments: str
+    body: str
+    that: list[str]
+    to: list[str]
+
+
+KNOWN = {name: Known(**parts) for name, parts in BANK["known"].items()}
 
 
 class Filter(NamedTuple):
@@ -42,60 +54,8 @@ def _filter(s: Source) -> Filter:
 
 def _map(s: Source) -> tuple[str, str]:
     k = s.rng.randint(2, 30)
-    return s.rng.choice(
-        [
-            ("", "x"),
-            ("", "x"),
-            ("", "x"),
-            ("squares of the ", "x * x"),
-            ("cubes of the ", "x * x * x"),
-            ("doubles of the ", "2 * x"),
-            ("absolute values of the ", "abs(x)"),
-            ("squared ", "x * x"),
-            ("doubled ", "2 * x"),
-            (f"products with {k} of the ", f"x * {k}"),
-            (f"sums with {k} of the ", f"x + {k}"),
-        ]
-    )
-
-
-AGGREGATES = {  # the call; after "returns"; after "to"
-    "total": (
-        "sum({})",
-        "the sum of the {}|the sum of all {}|the total of the {}",
-        "sum the {}|add up the {}|sum up all {}|add all the {}|compute the sum of the {}",
-    ),
-    "count": (
-        "sum(1 {})",
-        "the number of {}|how many {} there are|the count of {}",
-        "count the {}|count all {}|count how many {} there are|find the number of {}",
-    ),
-    "largest": (
-        "max({})",
-        "the largest of the {}|the maximum of the {}|the biggest of the {}",
-        "find the largest of the {}|get the maximum of the {}|find the biggest of the {}",
-    ),
-    "smallest": (
-        "min({})",
-        "the smallest of the {}|the minimum of the {}|the lowest of the {}",
-        "find the smallest of the {}|get the minimum of the {}|find the lowest of the {}",
-    ),
-    "collect": (
-        "[{}]",
-        "a list of the {}|the {}|all {}|only the {}",
-        "list the {}|collect the {}|get all {}|keep only the {}|find all {}",
-    ),
-    "ordered": (
-        "sorted({})",
-        "a sorted list of the {}|the {} in order|the {} sorted",
-        "sort the {}|put the {} in order|order the {}",
-    ),
-    "distinct": (
-        "set({})",
-        "a set of the {}|the set of {}|the distinct {}",
-        "collect the {} in a set|make a set of the {}|get the distinct {}",
-    ),
-}
+    what, value = s.rng.choice(BANK["maps"])
+    return what.format(k=k), value.format(k=k)
 
 
 def _called(s: Source, default: str) -> tuple[str, str]:
@@ -109,17 +69,17 @@ def _called(s: Source, default: str) -> tuple[str, str]:
 
 
 def _numbers_function(s: Source) -> tuple[str, str, str, str]:
-    aggregate = s.rng.choice(list(AGGREGATES))
+    aggregate = s.rng.choice(list(BANK["numbers"]))
     keep = _filter(s)
     mapped, value = _map(s) if aggregate not in ("count", "collect") or s.chance(0.3) else ("", "x")
     if aggregate == "count":
         mapped, value = "", "x"
-    call, returned, wanted = AGGREGATES[aggregate]
+    asks = BANK["numbers"][aggregate]
     values = s.rng.choice("numbers numbers numbers values items data nums scores".split())
     if s.chance(0.1):
         values = s.invented(1)
     loop = f"for x in {values}" + (f" if {keep.test}" if keep.test else "")
-    body = call.format(loop if aggregate == "count" else f"{value} {loop}")
+    body = asks["call"].format(loop if aggregate == "count" else f"{value} {loop}")
     noun = s.rng.choice(["numbers", "numbers", "values", "elements"])
     what = f"{mapped}{keep.before}{noun}{keep.after}"
     where = s.phrase(" in a list| of a list| from a list| in a given list|")
@@ -130,20 +90,11 @@ def _numbers_function(s: Source) -> tuple[str, str, str, str]:
     name, called = _called(s, aggregate)
     if aggregate in ("largest", "smallest") and not mapped and s.chance(0.4):
         what = f"{keep.before}number{keep.after}"
-        returned = (
-            "the largest {}|the biggest {}|the maximum {}"
-            if aggregate == "largest"
-            else "the smallest {}|the lowest {}|the minimum {}"
-        )
-        wanted = (
-            "find the largest {}|get the biggest {}|pick the maximum {}"
-            if aggregate == "largest"
-            else "find the smallest {}|get the lowest {}|pick the minimum {}"
-        )
+        asks = BANK["one_number"][aggregate]
     return (
         called,
-        f"returns {s.phrase(returned).format(what)}{where}",
-        f"{s.phrase(wanted).format(what)}{where}",
+        f"returns {s.phrase(asks['returns']).format(what)}{where}",
+        f"{s.phrase(asks['to']).format(what)}{where}",
         f"def {name}({values}):\n    return {body}",
     )
 
@@ -170,41 +121,15 @@ def _words_function(s: Source) -> tuple[str, str, str, str]:
         ]
     )
     kind = s.rng.choice(["list", "count", "upper", "lengths", "reversed"])
-    returned, wanted, body = {
-        "list": (
-            "a list of the words {}|the words {}|all words {}",
-            "list the words {}|get all words {}|find the words {}|collect words {}",
-            "[word {}]",
-        ),
-        "count": (
-            "the number of words {}|how many words there are {}",
-            "count the words {}|count words {}|find the number of words {}",
-            "sum(1 {})",
-        ),
-        "upper": (
-            "the words in upper case {}|the uppercase words {}",
-            "turn into upper case the words {}|uppercase the words {}",
-            "[word.upper() {}]",
-        ),
-        "lengths": (
-            "the lengths of the words {}|the length of every word {}",
-            "get the lengths of the words {}|list the lengths of words {}",
-            "[len(word) {}]",
-        ),
-        "reversed": (
-            "the reversed words {}|the words, each reversed, {}",
-            "reverse the words {}|turn around the words {}",
-            "[word[::-1] {}]",
-        ),
-    }[kind]
+    asks = BANK["words"][kind]
     name, called = _called(s, f"{kind}_words")
     where = s.phrase(" in a text| of a text| in a string| of a sentence|")
     loop = f"for word in text.split() if {test}"
     return (
         called,
-        f"returns {s.phrase(returned).format(phrase)}{where}",
-        f"{s.phrase(wanted).format(phrase)}{where}",
-        f"def {name}(text):\n    return {body.format(loop)}",
+        f"returns {s.phrase(asks['returns']).format(phrase)}{where}",
+        f"{s.phrase(asks['to']).format(phrase)}{where}",
+        f"def {name}(text):\n    return {asks['call'].format(loop)}",
     )
 
 
@@ -215,16 +140,6 @@ def _known_function(s: Source) -> tuple[str, str, str, str]:
     if default in ("factorial", "fibonacci", "product"):
         body = body.replace(default + "(", name + "(")
     return called, s.phrase(that), s.phrase(to), f"def {name}({arguments}):\n    {body}"
-
-
-EACH = {  # what is done to each number: after "that", after "to", after the number, the value
-    "double": ("doubles", "double", "", "2 * x"), "triple": ("triples", "triple", "", "3 * x"),
-    "square": ("squares", "square", "", "x * x"), "halve": ("halves", "halve", "", "x / 2"),
-    "add": ("adds {} to", "add {} to", "", "x + {}"),
-    "subtract": ("subtracts {} from", "subtract {} from", "", "x - {}"),
-    "multiply": ("multiplies", "multiply", " by {}", "x * {}"),
-    "divide": ("divides", "divide", " by {}", "x / {}"),
-}  # fmt: skip
 
 
 def _each_function(s: Source) -> tuple[str, str, str, str]:
@@ -240,12 +155,10 @@ def _each_function(s: Source) -> tuple[str, str, str, str]:
             f"{s.phrase('check if|test whether|find out if|tell if')} {what}",
             f"def {name}(n):\n    return n % {k} == 0",
         )
-    verb = s.rng.choice(list(EACH))
-    that, to, after, value = (part.format(k) for part in EACH[verb])
-    what = s.phrase(
-        "every number|each number|all numbers|each element|every value|all the numbers|"
-        "every element"
-    )
+    verb = s.rng.choice(list(BANK["each"]))
+    parts = BANK["each"][verb]
+    that, to, after, value = (parts[p].format(k) for p in ("that", "to", "after", "value"))
+    what = s.phrase(BANK["each_number"])
     what += after + s.phrase(" in a list| of a list|| in the list")
     name, called = _called(s, verb)
     return (
@@ -254,58 +167,6 @@ def _each_function(s: Source) -> tuple[str, str, str, str]:
         f"{to} {what}",
         f"def {name}(numbers):\n    return [{value} for x in numbers]",
     )
-
-
-ASKS_THAT = (
-    "Write a Python function{c} that {t}.|Write a function{c} that {t}.|"
-    "Define a Python function{c} that {t}.|I need a function{c} that {t}.|"
-    "Give me a Python function{c} that {t}.|"
-    "Can you write a function{c} that {t}?|"
-    "Please write a Python function{c} that {t}.|"
-    "Implement a function{c} that {t}.|"
-    "Make a Python function{c} which {t}.|Python function{c} that {t}|"
-    "Code a function{c} that {t}.|"
-    "Create a function{c} that {t}.|Show me a Python function{c} that {t}.|"
-    "I want a Python function{c} which {t}.|"
-    "How does a function{c} look that {t}?|"
-    "Program a function{c} that {t}.|Write me a function{c} that {t}.|"
-    "Write me a Python function{c} that {t}.|Help me write a function{c} that {t}.|"
-    "I am looking for a function{c} that {t}.|A function{c} that {t}|"
-    "A Python function{c} that {t}, please.|Could I have a function{c} that {t}?|"
-    "Build a function{c} that {t}.|Provide a Python function{c} that {t}.|"
-    "Let me have a function{c} which {t}.|Write some Python: a function{c} that {t}.|"
-    "In Python, a function{c} that {t}."
-)
-ASKS_TO = (
-    "Write a Python function{c} to {t}.|Write a function{c} to {t}.|"
-    "How do I {t} in Python?|Python code to {t}|Write Python code to {t}.|"
-    "Define a function{c} to {t}.|I need a function{c} to {t}.|"
-    "Give me a Python function{c} to {t}.|How can I {t} with Python?|"
-    "Please write a function{c} to {t}.|Implement a function{c} to {t}.|"
-    "In Python, {t}.|Write a short function{c} to {t}.|"
-    "Create a Python function{c} to {t}.|"
-    "Can you write a Python function{c} to {t}?|"
-    "What is a Python function{c} to {t}?|python function{c} to {t}|"
-    "Write me a function{c} to {t}.|Help me {t} in Python.|I want to {t} in Python.|"
-    "What is the way to {t} in Python?|Show me how to {t} in Python.|Write Python to {t}.|"
-    "Make a function{c} to {t}.|Is there a function{c} to {t}?|"
-    "Provide a Python function{c} to {t}.|Using Python, {t}.|Code to {t}|"
-    "A Python function{c} to {t}, please.|I have to {t}. Write a Python function{c}.|"
-    "With Python, {t}.|Program a function{c} to {t}."
-)
-
-
-ASKS_NOUN = (
-    "Python: {n}|{n}, in Python|A function for {n}|I need {n} in Python.|"
-    "Code for {n}|How do I get {n} in Python?|"
-    "What is the Python code for {n}?|Function giving {n}|"
-    "A Python function returning {n}, please.|"
-    "Write code that computes {n}.|Please write Python for {n}.|"
-    "How can I get {n} with Python?|python {n}|"
-    "Give me a function for {n}.|I want to have {n}. Write it in Python.|"
-    "Show me how to get {n} in Python.|Write a function: {n}|"
-    "In Python, what gives me {n}?"
-)
 
 
 def python_function(s: Source) -> Item:
@@ -317,10 +178,8 @@ def python_function(s: Source) -> Item:
     if not called and that.startswith("returns ") and s.chance(0.3):
         noun = that.removeprefix("returns ")
         if not noun.startswith("whether"):
-            return s.item("code", s.phrase(ASKS_NOUN).format(n=noun), answer)
+            return s.item("code", s.phrase(BANK["ask_noun"]).format(n=noun), answer)
     if s.chance(0.5):
-        return s.item("code", s.phrase(ASKS_THAT).format(c=called, t=that), answer)
-    asks = ASKS_TO
-    if called:
-        asks = "|".join(a for a in ASKS_TO.split("|") if "{c}" in a)
+        return s.item("code", s.phrase(BANK["ask_that"]).format(c=called, t=that), answer)
+    asks = [ask for ask in BANK["ask_to"] if "{c}" in ask or not called]
     return s.item("code", s.phrase(asks).format(c=called, t=to), answer)

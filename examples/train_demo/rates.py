@@ -4,64 +4,9 @@ from typing import Any
 
 from examples.train_demo.arithmetic import LIMIT, factors
 from examples.train_demo.sentences import fill, solved
-from examples.train_demo.words import Item, Source
+from examples.train_demo.words import Item, Source, bank
 
-RATE = (
-    "{name} can {verb} {a} {unit} per {hour} for {b} {hours}.|"
-    "{name} {verb}s {a} {unit} per {hour} for {b} {hours}.|"
-    "{name} {verb}s {a} {unit} every {hour} for {b} {hours}.|"
-    "Every {hour} {name} {verb}s {a} {unit}. {She} does so for {b} "
-    "{hours}.|"
-    "For {b} {hours} {name} {verb}s {a} {unit} each {hour}.|"
-    "{name} {verb}s {a} {unit} in one {hour} and keeps on for {b} {hours}.|"
-    "{name} {verb}s for {b} {hours}, {a} {unit} per {hour}.|"
-    "{name} {verb}s {a} {unit} a {hour} for {b} {hours}.|"
-    "Each {hour} {name} {verb}s {a} {unit}, for {b} {hours}.|"
-    "At {a} {unit} per {hour}, {name} {verb}s for {b} {hours}.|"
-    "In one {hour} {name} {verb}s {a} {unit}. {She} goes on for {b} {hours}.|"
-    "{name} {verb}s {a} {unit} per {hour}. This goes on for {b} {hours}."
-)
-GOAL = (
-    "{She} wants to {verb} {goal} {unit}. How many are left?|"
-    "The goal is {goal} {unit}. How many {unit} remain?|"
-    "How many of {goal} {unit} are left then?|"
-    "How many more {unit} must {she} {verb} to reach {goal}?|"
-    "{She} needs {goal} {unit} in all. How many {unit} are missing?|"
-    "{She} must {verb} {goal} {unit}. How many are still to do?|"
-    "The plan is {goal} {unit}. How many {unit} are still missing?|"
-    "{goal} {unit} are needed. How many are left?"
-)
-HOW_FAR = (
-    "How many {unit} is that?|How many {unit} does {she} {verb}?|"
-    "How many {unit} does {name} {verb} in total?|How many {unit} in all?|"
-    "How far is that?"
-)
-HOW_MANY = (
-    "How many {unit} is that?|How many {unit} does {she} {verb}?|"
-    "How many {unit} does {name} {verb} in total?|How many {unit} in all?|What is the total?|"
-    "How many {unit} does that make?|How many {unit} altogether?"
-)
-THEN_RATE = (
-    "After that, {she} {verb}s {c} {unit} per {hour}.|"
-    "Then {she} {verb}s {c} {unit} per {hour}.|"
-    "Later {she} {verb}s {c} {unit} every {hour}.|"
-    "From then on {she} {verb}s {c} {unit} a {hour}."
-)
-AFTER_BOTH = (
-    "How many {unit} can {she} {verb} in {both} {hours}?|"
-    "How many {unit} does {name} {verb} in {both} {hours}?|"
-    "How many {unit} is that after {both} {hours}?"
-)
-THEN_RATE_FOR = (
-    "Then {she} {verb}s {c} {unit} per {hour} for {d} {hours}.|"
-    "After that {she} {verb}s {c} {unit} per {hour} for {d} {hours}.|"
-    "For another {d} {hours} {she} {verb}s {c} {unit} each {hour}."
-)
-RATE_TOTAL = (
-    "How many {unit} is that in total?|"
-    "How many {unit} does {she} {verb} in total?|"
-    "How many {unit} altogether?|How many {unit} in all?"
-)
+BANK = bank("rates")
 
 
 def rate(s: Source) -> Item:
@@ -83,28 +28,20 @@ def rate(s: Source) -> Item:
             unit = rng.choice(["pages", "books"])
     a, b = factors(rng, 90)
     hours = hour + "s" if b != 1 else hour
-    values: dict[str, Any] = {
-        "name": who.name,
-        "she": who.she,
-        "She": who.she.capitalize(),
-        "verb": verb,
-        "unit": unit,
-        "hour": hour,
-        "hours": hours,
-        "a": a,
-        "b": b,
-    }
-    first = fill(s, RATE, False, **values)
+    values = who.values() | {"verb": verb, "unit": unit, "hour": hour, "hours": hours}
+    values |= {"a": a, "b": b}
+    first = fill(s, BANK["rate"], False, **values)
     total = a * b
     steps = [f"{a}*{b}={total} {unit}."]
     kind = rng.choice(["one", "goal", "two"])
     if kind == "goal":
         goal = rng.randint(total + 1, LIMIT)
         steps.append(f"{goal}-{total}={goal - total} {unit}.")
-        question = first + " " + fill(s, GOAL, False, goal=goal, **values)
+        question = first + " " + fill(s, BANK["goal"], False, goal=goal, **values)
         return solved(s, question, steps, goal - total)
     if kind == "one":
-        end = fill(s, HOW_FAR if "miles kilometers".find(unit) >= 0 else HOW_MANY, False, **values)
+        asked = BANK["how_far" if "miles kilometers".find(unit) >= 0 else "how_many"]
+        end = fill(s, asked, False, **values)
         return solved(s, f"{first} {end}", steps, total)
     return _second_rate(s, values, total, first)
 
@@ -118,17 +55,17 @@ def _second_rate(s: Source, values: dict[str, Any], total: int, first: str) -> I
             break
     values |= {"c": c, "d": d, "both": b + d}
     result = total + c * d
-    second = fill(s, THEN_RATE, False, **values)
+    second = fill(s, BANK["then"], False, **values)
     if s.chance(0.5):
-        end = fill(s, AFTER_BOTH, False, **values)
+        end = fill(s, BANK["after_both"], False, **values)
         steps = [
             f"First {a}*{b}={total} {unit}.",
             f"Left {b + d}-{b}={d} {hours}.",
             f"Then {c}*{d}={c * d} {unit}.",
         ]
     else:
-        second = fill(s, THEN_RATE_FOR, False, **values)
-        end = fill(s, RATE_TOTAL, False, **values)
+        second = fill(s, BANK["then_for"], False, **values)
+        end = fill(s, BANK["total"], False, **values)
         steps = [f"First {a}*{b}={total} {unit}.", f"Then {c}*{d}={c * d} {unit}."]
     steps.append(f"Together {total}+{c * d}={result} {unit}.")
     return solved(s, f"{first} {second} {end}", steps, result)

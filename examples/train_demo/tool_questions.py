@@ -4,11 +4,8 @@ Functions are shown one to a line, as the chat template shows a request's `tools
 format of the server. Values of arguments stand in the question.
 """
 
-import functools
-import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffray.components.grammar.tool_calls import CLOSE, HEAD, OPEN
@@ -18,8 +15,11 @@ from examples.train_demo.outside import outside
 from examples.train_demo.python_functions import python_function
 from examples.train_demo.rewriting import rewriting
 from examples.train_demo.word_problems import word_problem
-from examples.train_demo.words import Item, Source
+from examples.train_demo.words import Item, Source, bank
 
+# `calculators` have names and what they do; `errands` also parameters (a letter for the kind of
+# value, and a name) and questions. `pairs` name two numbers, `savers` ask to save facts.
+BANK = bank("tool_questions")
 Values = dict[str, str | int]
 
 
@@ -38,16 +38,6 @@ class Fit(NamedTuple):
     question: str
     arguments: Values
     result: str = ""
-
-
-@functools.cache
-def known(kind: str) -> Any:
-    """Return a part of functions.json.
-
-    `calculators` have names and what they do; `errands` also parameters (a letter for the kind of
-    value, and a name) and questions. `pairs` name two numbers, `savers` ask to save facts.
-    """
-    return json.loads(Path(__file__).with_name("functions.json").read_text())[kind]
 
 
 def shown(tools: list[Tool]) -> str:
@@ -72,13 +62,13 @@ def one_call(system: str) -> dict[str, Any]:
 
 
 def _calculator(s: Source, sign: str) -> Tool:
-    names, does = known("calculators")[sign]
-    name = s.invented() if s.chance(0.15) else s.rng.choice(names.split("|"))
-    pair = s.rng.choice(known("pairs").split("|")).split()
+    calculator = BANK["calculators"][sign]
+    name = s.invented() if s.chance(0.15) else s.rng.choice(calculator["names"])
+    pair = s.rng.choice(BANK["pairs"]).split()
     if s.chance(0.1):
         pair = [s.invented(1), s.invented(2)]
     kind = s.rng.choice(["integer", "integer", "integer", "number"])
-    return Tool(name, dict.fromkeys(pair, kind), s.phrase(does))
+    return Tool(name, dict.fromkeys(pair, kind), s.phrase(calculator["does"]))
 
 
 def _sum(s: Source) -> Fit:
@@ -98,7 +88,7 @@ def _value(s: Source, letter: str) -> str | int:
     return makers[letter]()
 
 
-def _filled(s: Source, name: str, parameters: str, does: str, asks: str) -> Fit:
+def _filled(s: Source, name: str, parameters: str, does: str, asks: str | list[str]) -> Fit:
     """Return a tool whose parameters are letters and names, and a question with its values."""
     letters = {key: letter for letter, key in (p.split(" ") for p in parameters.split(";"))}
     arguments = {key: _value(s, letter) for key, letter in letters.items()}
@@ -113,10 +103,11 @@ def _filled(s: Source, name: str, parameters: str, does: str, asks: str) -> Fit:
 
 def _errand(s: Source, asked: bool = True) -> Fit:
     """Return a fit; if not asked for, none that a question about the world may ask for."""
-    names, parameters, does, asks = s.rng.choice(known("errands")[0 if asked else 6 :])
-    one = s.rng.choice(parameters.split("|"))
-    name = s.invented() if s.chance(0.1) else s.rng.choice(names.split("|"))
-    tool, question, arguments, _ = _filled(s, name, one, s.phrase(does), asks)
+    errand = s.rng.choice(BANK["errands"][0 if asked else 6 :])
+    parameters = s.rng.choice(errand["parameters"])
+    name = s.invented() if s.chance(0.1) else s.rng.choice(errand["names"])
+    does = s.phrase(errand["does"])
+    tool, question, arguments, _ = _filled(s, name, parameters, does, errand["asks"])
     if s.chance(0.25):  # a schema may have any order
         arguments = dict(s.rng.sample(list(arguments.items()), len(arguments)))
     takes = {name: tool.takes[name] for name in arguments}
@@ -151,7 +142,7 @@ def _saver(s: Source) -> Fit:
         "Extracts the facts.|Saves a record.|What the text says|"
     )
     kinds = {key: "integer" if isinstance(values[key], int) else "string" for key in keys}
-    question = s.phrase(known("savers")).format(s=sentence)
+    question = s.phrase(BANK["savers"]).format(s=sentence)
     return Fit(Tool(name, kinds, does), question, {key: values[key] for key in keys})
 
 
@@ -194,8 +185,10 @@ def tool_question(s: Source) -> Item:
         arguments = {k: v.lower() if isinstance(v, str) else v for k, v in arguments.items()}
     call = f"{OPEN}{HEAD % fit.tool.name}{compact(arguments)}{CLOSE}"
     item = s.item("tool", fit.question, call)
-    sums = known("calculators").items()
-    signs = {sign for sign, (_, does) in sums if not fit.result or fit.tool.does not in does}
+    signs = {
+        sign for sign, calculator in BANK["calculators"].items()
+        if not fit.result or fit.tool.does not in calculator["does"]
+    }  # fmt: skip
     item = item._replace(system=shown(_among_others(s, [fit.tool], signs)))
     if s.chance(0.8):
         return item

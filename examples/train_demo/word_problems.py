@@ -13,23 +13,9 @@ from examples.train_demo.stories import groups, share, story
 from examples.train_demo.words import Item, Source
 
 FAMILIES: tuple[Callable[[Source], Item], ...] = (
-    story,
-    story,
-    story,
-    short,
-    short,
-    short,
-    groups,
-    groups,
-    shop,
-    shop,
-    share,
-    compare,
-    parts,
-    rate,
-    rate,
-    age,
-)
+    story, story, story, short, short, short, groups, groups, shop, shop, share, compare, parts,
+    rate, rate, age,
+)  # fmt: skip
 
 
 def word_problem(s: Source) -> Item:

@@ -4,91 +4,29 @@ Names, things and phrasings are split by hash: one entity in eight and one phras
 used in training. Most entities are invented words, so that a model has to copy what it reads.
 """
 
+import functools
 import hashlib
+import json
 import random
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-FIRST = (
-    "Lily Tom Anna Ben Mia Sam Zoe Max Emma Leo Ella Jack Nina Paul Ruth Omar Ivy Noah Clara Finn "
-    "Maya Alex Lucy Hugo Sara Carl Rosa Eric Jane Adam Vera Ryan Dina Mark Gina Luke Tina Oscar "
-    "Alice Bob Carol David Eve Frank Grace Henry Irene James Kate Liam Mary Nick Olivia Peter "
-    "Rachel Steve Sofia Tim Ursula Victor Wendy Xavier Yuki Zack Ahmed Amir Anita Boris Chen Diego "
-    "Elena Fatima Giulia Hans Ines Ivan Jamal Kenji Kofi Layla Li Magnus Mei Mohammed Nadia Olga "
-    "Pablo Priya Raj Sven Tariq Uma Wei Yasmin Zara John Linda Laura Julia "
-    "Kevin Brian Daniel Emily "
-    "Hannah Jacob Lena Marie Nora Oliver Simon Thomas Walter"
-).split()
-SHE = set(
-    "Lily Anna Mia Zoe Emma Ella Nina Ruth Ivy Clara Maya Lucy Sara Rosa Jane Vera Dina Gina Tina "
-    "Alice Carol Eve Grace Irene Kate Mary Olivia Rachel Sofia Ursula "
-    "Wendy Yuki Anita Elena Fatima "
-    "Giulia Ines Layla Mei Nadia Olga Priya Uma Yasmin Zara Linda Laura Julia Emily Hannah Lena "
-    "Marie Nora".split()
-)
-SURNAMES = (
-    "Adams Baker Carter Dalton Ellis Fisher Gordon Harper Irving Keller Larsen Mason Norton Parker "
-    "Reed Stone Turner Walker Winter Young Smith Jones Brown Miller Davis Garcia Wilson Lopez "
-    "Nguyen Kim Patel Singh Silva Rossi Weber Novak Tanaka Ivanov Haddad Okafor"
-).split()
-CITIES = (
-    "Berlin Boston Cairo Dallas Delhi Dublin Geneva Lima Lisbon London Madrid Milan Moscow Oslo "
-    "Paris Porto Prague Rome Seattle Tokyo Toronto Vienna Warsaw Zurich Athens Austin Bangkok "
-    "Beijing Bergen Bern Bogota Bristol Brussels Chicago Cologne Denver Dubai Florence Hamburg "
-    "Havana Helsinki Istanbul Jakarta Kyoto Lagos Leeds Lyon Manila Miami Munich Nairobi Naples "
-    "Osaka Oxford Quito Riga Seoul Sydney Tunis Turin Utrecht Venice York"
-).split()
-THINGS = (
-    "apples pens books cards marbles stickers shells coins pears cookies stamps flowers eggs toys "
-    "balloons pencils cups buttons lemons plums candles badges oranges "
-    "bananas cakes candies chairs "
-    "tables lamps boxes bottles hats shirts shoes socks keys stones ropes nails tickets magazines "
-    "notebooks letters photos paintings plates spoons forks knives bowls glasses bags baskets "
-    "tomatoes potatoes carrots onions peaches cherries grapes nuts muffins donuts pies pizzas "
-    "sandwiches rings beads ribbons bricks tiles boards brushes bulbs plants trees roses tulips "
-    "fish birds cats dogs rabbits ducks hens horses sheep cows goats bikes cars trucks boats kites "
-    "balls bats robots puzzles dolls blocks crayons markers erasers rulers folders phones cables"
-).split()
-JOBS = (
-    "nurse teacher baker pilot farmer lawyer painter driver chef engineer doctor writer plumber "
-    "carpenter dentist singer dancer actor waiter barber butcher gardener librarian judge soldier "
-    "sailor tailor mechanic scientist programmer designer journalist photographer musician banker "
-    "builder cleaner coach poet potter"
-).split()
-COMMON = (
-    "red blue green black white small big old new fast slow cold warm "
-    "happy sad quiet loud sun moon "
-    "star sky sea river lake hill road house door window garden tree leaf "
-    "grass stone sand snow rain "
-    "wind cloud fire water bread milk tea coffee sugar salt rice soup fish "
-    "meat cheese butter honey "
-    "dog cat bird horse mouse lion tiger bear wolf fox frog snake bee ant train plane ship bus car "
-    "bike wheel hand foot head arm leg eye ear nose king queen prince farm "
-    "school town market bridge "
-    "tower castle island forest desert valley music song book page pencil paper clock chair table "
-    "lamp bed cup plate spoon knife bottle box bag hat coat shoe ring gold silver iron glass wood "
-    "silk cotton north south east west winter summer spring autumn morning night dance dream light "
-    "shadow storm thunder ocean planet rocket robot magic dragon giant story letter number circle "
-    "square line point apple banana cherry grape lemon mango melon orange peach plum"
-).split()
-ONSETS = (
-    "b c d f g h j k l m n p r s t v w z bl br ch cl cr dr fl fr gl gr kl kr pl pr qu sh sk sl sn "
-    "sp st th tr tw v z y x"
-).split()
-VOWELS = "a e i o u a e i o u a e i o u ai ea ee oo ou ia y".split()
-CODAS = "n r l s t m k x ck nd nt ng rd rt st sh th lt mp p g b".split()
-SENTENCES = (
-    "It is a sunny day.|I hope you are well.|This is for school.|I need it soon.|Good morning.|"
-    "Here is a question.|Let me ask you something.|I am stuck.|My friend asked me this.|"
-    "The weather is nice today.|This should be easy.|Please help me.|I have a small task for you.|"
-    "We talked about this in class.|Hello!|Hi there.|Hey.|It is raining outside.|"
-    "I was thinking about this.|This one is for my homework.|Take your time.|Be careful.|"
-    "I forgot how this works."
-).split("|")
-ENDINGS = "Thanks!|Thank you.|Please.|Thank you very much.|Be brief.|Cheers.|Thanks a lot.".split(
-    "|"
-)
+
+@functools.cache
+def bank(name: str) -> dict[str, Any]:
+    """Return the phrasings and words of a module: phrases/NAME.json."""
+    texts = Path(__file__).parent.joinpath("phrases", f"{name}.json").read_text("utf-8")
+    parts: dict[str, Any] = json.loads(texts)
+    return parts
+
+
+BANK = bank("words")
+CITIES: list[str] = BANK["cities"]
+JOBS: list[str] = BANK["jobs"]
+THINGS: list[str] = BANK["things"]
+COMMON: list[str] = BANK["common"]
 
 
 class Item(NamedTuple):
@@ -120,27 +58,14 @@ def is_held_out_phrase(phrase: str) -> bool:
     return bucket("phrase " + phrase, 10) == 0
 
 
-ROLES = (
-    "teacher farmer boy girl baker driver woman man student child gardener doctor king coach"
-).split()
-RELATIVES = (
-    "brother sister friend uncle aunt mother father son daughter neighbor boss cousin".split()
-)
-ADJECTIVES = (
-    "red blue old new small big wooden sweet fresh shiny broken cheap golden empty"
-).split()
-OPENERS = (
-    "Hey, |Hi, |So, |Ok, |Quick question: |Question: |Well, |Please: |"
-    "I wonder: |Tell me: |Now: |Next: |"
-    "Quickly: |My question is: |Excuse me, |Hello, "
-).split("|")
-CLOSERS = ", please|, thanks| please| for me|, ok| thanks| - thank you|, quickly".split("|")
-
-
 class Person(NamedTuple):
     name: str
     she: str
     her: str
+
+    def values(self) -> dict[str, Any]:
+        """Return the names and pronouns that phrasings have for the person."""
+        return self._asdict() | {"She": self.she.capitalize()}
 
 
 class Source:
@@ -177,9 +102,9 @@ class Source:
         while True:
             parts = []
             for _ in range(syllables or rng.choice([1, 1, 2, 2, 2, 2, 2, 3])):
-                parts.append(rng.choice(ONSETS) if rng.random() < 0.9 else "")
-                parts.append(rng.choice(VOWELS))
-                parts.append(rng.choice(CODAS) if rng.random() < 0.4 else "")
+                parts.append(rng.choice(BANK["onsets"]) if rng.random() < 0.9 else "")
+                parts.append(rng.choice(BANK["vowels"]))
+                parts.append(rng.choice(BANK["codas"]) if rng.random() < 0.4 else "")
             word = "".join(parts)
             if rng.random() < 0.06:
                 word = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 7)))
@@ -198,10 +123,12 @@ class Source:
         return word
 
     def name(self) -> str:
-        return self._entity(FIRST, 0.4)
+        return self._entity(BANK["first_names"], 0.4)
 
     def full_name(self) -> str:
-        return f"{self.name()} {self._entity(SURNAMES, 0.3)}" if self.chance(0.4) else self.name()
+        if self.chance(0.4):
+            return f"{self.name()} {self._entity(BANK['surnames'], 0.3)}"
+        return self.name()
 
     def person(self) -> Person:
         """Return a person, usually with a name, else I, we, or a role."""
@@ -211,13 +138,15 @@ class Source:
             return Person(word, word, her)
         if kind < 0.22:
             she = self.chance(0.5)
-            word = self.rng.choice([f"the {self.word_of(ROLES)}", f"my {self.word_of(RELATIVES)}"])
+            word = self.rng.choice(
+                [f"the {self.word_of(BANK['roles'])}", f"my {self.word_of(BANK['relatives'])}"]
+            )
             return Person(word, "she" if she else "he", "her" if she else "him")
         name = self.name()
         if kind < 0.26:
             name = self.rng.choice(["Mr. ", "Mrs. ", "my friend "]) + name
         last = name.split()[-1].capitalize()
-        she = last in SHE if last in FIRST else self.chance(0.5)
+        she = last in BANK["women"] if last in BANK["first_names"] else self.chance(0.5)
         return Person(name, "she" if she else "he", "her" if she else "him")
 
     def city(self) -> str:
@@ -228,7 +157,7 @@ class Source:
 
     def thing(self) -> str:
         thing = self._entity(THINGS, 0.5, "s")
-        return f"{self.rng.choice(ADJECTIVES)} {thing}" if self.chance(0.08) else thing
+        return f"{self.rng.choice(BANK['adjectives'])} {thing}" if self.chance(0.08) else thing
 
     def plain_word(self, share: float = 0.4) -> str:
         """Return a word in lower case that is not an entity: it is the question's content."""

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from diffray.cluster.api.tool_calls import CallParser
 from examples.train_demo.judge import is_right
-from examples.train_demo.known_functions import KNOWN
 from examples.train_demo.muon import Muon
+from examples.train_demo.python_functions import KNOWN
 from examples.train_demo.tasks import GENERATORS, chat, draw, is_held_out
 from examples.train_demo.tokenizer import build_tokenizer
 from examples.train_demo.train import (

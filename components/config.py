@@ -1,5 +1,6 @@
 """The base of every component's configuration: frozen, no unknown keys, short errors."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from typing import Any, ClassVar, Final, LiteralString, get_args
@@ -44,7 +45,8 @@ def not_given(model: type[BaseModel], names: Iterable[str], more: str = "") -> d
         field = copy(model.model_fields[name])
         kind: Any = field.annotation
         if field.default is not None:
-            field.description = f"{field.description}{more.format(default=field.default)}"
+            default = json.dumps(field.default)
+            field.description = f"{field.description}{more.format(default=default)}"
         field.default, field.default_factory = None, None
         fields[name] = (kind | None, field)
     return fields

@@ -15,7 +15,7 @@ from tests.helpers.api_server import Served, events, serve_model
 from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny import tiny_checkpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.rotate(2)]
 
 SAMPLED: list[dict[str, Any]] = [
     {"temperature": 0.8, "diffusion": {"decoder": {"kind": "threshold", "threshold": 0.3}}},

@@ -38,7 +38,7 @@ def test_no_request_breaks_the_server(served: Served, seed: int) -> None:
     assert found.faults == []
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(seed=SEEDS)
 def test_no_policy_breaks_the_engine(served: Served, seed: int) -> None:
     rng = random.Random(seed)

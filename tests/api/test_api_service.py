@@ -340,6 +340,7 @@ async def longest_hold(work: Coroutine[Any, Any, Any]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GREEDY)
+@pytest.mark.rotate(1)
 def test_no_request_holds_the_loop_for_long(name: str) -> None:
     """The same loop streams to others and receives from the coordinator."""
 

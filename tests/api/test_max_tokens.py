@@ -43,6 +43,7 @@ def post(url: str, path: str, limit: int, **more: object) -> httpx2.Response:
 
 
 @pytest.mark.parametrize("fixture", ["demo_url", "llada2_url"])
+@pytest.mark.rotate(1)
 def test_answers_are_equal_for_every_limit(fixture: str, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue(fixture)
     for question in QUESTIONS:

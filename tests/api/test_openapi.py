@@ -156,6 +156,7 @@ def test_refusals_of_the_endpoint_have_a_status(path: str) -> None:
 
 @pytest.mark.parametrize("keys", [(), ("key",)])
 @pytest.mark.parametrize("operators", [(), ("other",)])
+@pytest.mark.rotate(2)
 def test_only_operators_operate_and_a_server_says_which_keys_it_needs(
     keys: tuple[str, ...], operators: tuple[str, ...]
 ) -> None:

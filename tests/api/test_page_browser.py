@@ -360,6 +360,7 @@ def test_a_key_is_asked_for_and_kept_nowhere(tab: Browser, service: Service) -> 
 
 @pytest.mark.parametrize("task", ["chat", "infill"])
 @pytest.mark.parametrize("language", ["curl", "python", "javascript"])
+@pytest.mark.rotate(3)
 def test_what_is_copied_runs(browser: Browser, language: str, task: str, tmp_path: Path) -> None:
     programs = {"curl": "sh", "python": sys.executable, "javascript": "node"}
     needed(language if language == "curl" else programs[language])

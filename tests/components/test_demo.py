@@ -39,6 +39,7 @@ def test_it_is_small_2_and_4_ranks_can_share_it_and_any_text_comes_back(name: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DEMOS)
+@pytest.mark.rotate(1)
 def test_a_sample_confirms_the_metrics(name: str) -> None:
     """Other held-out items than those of metrics.json; four standard errors are allowed."""
     promised = metrics(name)

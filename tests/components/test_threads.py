@@ -87,6 +87,7 @@ def test_a_small_model_begins_with_one_thread_unless_told(
         ("diffray.cluster.cli.main", {"OMP_WAIT_POLICY": "passive"}, "0"),
     ],
 )
+@pytest.mark.rotate(1)
 def test_waiting_threads_leave_their_core(module: str, said: dict[str, str], spins: str) -> None:
     """The library's own setting; a value that the user set beforehand is kept."""
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")

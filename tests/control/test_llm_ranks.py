@@ -22,9 +22,9 @@ pytestmark = pytest.mark.slow
 
 MESSAGES = [
     [{"role": "user", "content": f"Tom buys {n} pens for 4 dollars each. How much does he pay?"}]
-    for n in range(2, 9)
+    for n in range(2, 7)
 ]
-PARAMS = SamplingParams(max_tokens=64, n=2, temperature=0.7, seed=4, logprobs=True)
+PARAMS = SamplingParams(max_tokens=40, n=2, temperature=0.7, seed=4, logprobs=True)
 FORMS: dict[str, Any] = {"dtype": "float64", "max_num_seqs": 4}
 
 
@@ -49,8 +49,6 @@ def two(four_processors: None) -> Iterator[DiffusionLLM]:
         yield llm
     with pytest.raises(ValueError, match="has been shut down"):
         llm.generate("Tom")
-    with pytest.raises(ValueError, match="3 ranks"):  # there is room for three again
-        DiffusionLLM("demo", tensor_parallel_size=3, **FORMS)
 
 
 def tokens(outputs: list[RequestOutput]) -> list[list[tuple[list[int], list[int], str]]]:
@@ -59,7 +57,7 @@ def tokens(outputs: list[RequestOutput]) -> list[list[tuple[list[int], list[int]
 
 def test_two_ranks_answer_as_one_does(one: DiffusionLLM, two: DiffusionLLM) -> None:
     wishes = [
-        *[PARAMS] * 4,
+        *[PARAMS] * 2,
         SamplingParams(max_tokens=33, temperature=1.0, top_k=7, top_p=0.9, seed=6, ignore_eos=True),
         SamplingParams(max_tokens=64, diffusion={"decoder": {"kind": "credit"}}, logprobs=True),
         SamplingParams(max_tokens=48, diffusion={"cfg_scale": 0.5}, logprobs=True),

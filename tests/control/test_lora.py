@@ -79,7 +79,7 @@ def by_merged_weights(story: Story, asks: Asked) -> list[Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(1)
 def test_mixed_in_a_batch_each_is_answered_as_by_merged_weights(
     tmp_path: Path, family: str
 ) -> None:

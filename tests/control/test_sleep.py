@@ -68,6 +68,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.rotate(2)
 def test_it_writes_the_same_afterwards(tmp_path: Path, name: str) -> None:
     """A light sleep may become a deeper one, but not the other way round."""
     config, options = MODELS[name]
@@ -214,6 +215,7 @@ def test_what_is_refused_leaves_it_as_it_is(llm: DiffusionLLM, folder: Path) -> 
 @pytest.mark.parametrize(
     ("home", "step"), [(KVPool, "give_back"), (Denoiser, "unpack"), (KVPool, "take_back")]
 )
+@pytest.mark.rotate(2)
 def test_after_an_interrupt_it_can_be_woken(
     llm: DiffusionLLM, monkeypatch: pytest.MonkeyPatch, level: int, home: type, step: str
 ) -> None:

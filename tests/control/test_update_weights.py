@@ -46,6 +46,7 @@ def tokens(updates: list[Update]) -> list[int]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("block_causal", [False, True])
+@pytest.mark.rotate(2)
 def test_no_answer_mixes_versions_under_load(mode: Any, block_causal: bool) -> None:
     """Requests come, give way to each other and end while updates alternate two sets of weights."""
     requests = [asked(uid, length=3 + uid % 13, temperature=uid % 2) for uid in range(24)]
@@ -236,6 +237,7 @@ MODELS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("config", "options"), MODELS)
+@pytest.mark.rotate(5)
 def test_an_updated_model_is_a_fresh_one(
     tmp_path: Path, config: dict[str, Any], options: dict[str, Any]
 ) -> None:

@@ -35,7 +35,7 @@ async def test_what_is_killed_or_hangs_costs_a_pause_and_no_token(
     part: str, ranks: int, hangs: bool
 ) -> None:
     """Nor do answers with structured outputs lose one, greedy or drawn."""
-    automaton = automaton_of("demo", "(?:[a-z]{1,8} ){60}[a-z]+")
+    automaton = automaton_of("demo", "(?:[a-z]{1,8} ){30}[a-z]+")
     guided = LONG | {"ignore_eos": False}
     wishes = [LONG, LONG, guided, guided | {"temperature": 0.8, "seed": 2}]
     params = [SamplingParams(**wish) for wish in wishes]

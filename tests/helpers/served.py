@@ -40,7 +40,7 @@ LONG: dict[str, dict[str, Any]] = {
         "min_tokens": tokens,
         "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": tokens}},
     }
-    for model, tokens in zip(MODELS, (384, 768), strict=True)
+    for model, tokens in zip(MODELS, (160, 320), strict=True)
 }
 
 

@@ -19,9 +19,9 @@ from diffray.workers.setup import build_engine
 from tests.helpers.toy import run
 
 LONG: dict[str, Any] = {
-    "max_tokens": 192,
+    "max_tokens": 96,
     "ignore_eos": True,
-    "diffusion": {"decoder": {"kind": "fixed", "steps": 96}},
+    "diffusion": {"decoder": {"kind": "fixed", "steps": 64}},
 }
 
 

@@ -137,6 +137,7 @@ def test_a_window_reads_its_own_open_positions_as_they_came(form: Format, size: 
     [(INT8, 24, 256), (INT8, 128, 256), (UINT4, 64, 256), (UINT4, 96, 256), (UINT4, 32, 8)],
     ids=str,
 )
+@pytest.mark.rotate(2)
 def test_triton_s_attention_equals_torch_s(form: Format, size: int, split_keys: int) -> None:
     found = []
     for attend in (reference.quantized_attend, partial(quantized_attend, split_keys=split_keys)):

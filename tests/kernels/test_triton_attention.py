@@ -79,6 +79,7 @@ IN_BLOCKS = [span._replace(block=32) for span in CUT]
         ),
     ],
 )
+@pytest.mark.rotate(6)
 def test_attention_equals_the_reference(
     heads: int, keys: int, size: int, spans: list[Span], split_keys: int, splits: int
 ) -> None:

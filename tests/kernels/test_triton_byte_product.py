@@ -64,6 +64,7 @@ TILES = Tile(16, 16, 16, 1, 1), Tile(64, 32, 64, 4, 2)
         *(pytest.param(k, 3, 96, 4200, None, marks=pytest.mark.long) for k in KINDS[1:]),
     ],
 )
+@pytest.mark.rotate(4)
 def test_products_equal_the_reference(
     kind: str, rows: int, inputs: int, outputs: int, tile: Tile | None
 ) -> None:

@@ -41,6 +41,7 @@ def found_at(step: int, known_RK: Tensor, dtype: torch.dtype, *, parts: bool) ->
 @pytest.mark.parametrize(
     ("rows", "length", "remembered"), [(1, 12, 12), (3, 5, 4), (2, 7, 70)], ids=str
 )
+@pytest.mark.rotate(2)
 def test_reward_equals_the_reference(
     rows: int, length: int, remembered: int, dtype: torch.dtype
 ) -> None:

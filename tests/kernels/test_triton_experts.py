@@ -85,6 +85,7 @@ def test_pairs_that_the_router_lists_are_not_listed_again() -> None:
 @pytest.mark.parametrize(
     ("rank", "dtype"), [(0, torch.float32), (1, torch.float32), (0, torch.float16)]
 )
+@pytest.mark.rotate(2)
 def test_experts_and_the_norm_that_follows_equal_the_reference(
     shared: bool, rank: int, dtype: torch.dtype
 ) -> None:

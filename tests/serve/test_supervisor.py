@@ -121,6 +121,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.rotate(6)
 def test_every_end_leaves_nothing_and_has_its_status(ending: Any) -> None:
     body, number, status, *words = ending
     with command(body) as told:

@@ -14,7 +14,7 @@ from tests.helpers.served import KEY, Served
 pytestmark = pytest.mark.long
 
 PROMPT = "What is 12 plus 30?"
-LONG: dict[str, Any] = {"max_tokens": 384, "min_tokens": 384}
+LONG: dict[str, Any] = {"max_tokens": 192, "min_tokens": 192}
 
 
 def test_an_answer_outlives_a_rank_and_says_that_its_replica_is_lost(served: Served) -> None:
@@ -29,12 +29,12 @@ def test_an_answer_outlives_a_rank_and_says_that_its_replica_is_lost(served: Ser
         page.wait("document.querySelectorAll('#model option').length")
         page.choose("[name=pace]", "0")
         intercept(page, **LONG)
-        watch_slowly(page, 384)
+        watch_slowly(page, 192)
 
         ask(page, PROMPT)
         page.wait(f"{FINAL} > 8")
         os.kill(served.busiest("ray::Worker"), signal.SIGKILL)
-        page.wait(f"{COMPLETE} || {FAILED} || {FINAL} === 384")
+        page.wait(f"{COMPLETE} || {FAILED} || {FINAL} === 192")
         page.wait("document.querySelector('#send').textContent === 'Send'")
         assert not page.evaluate(FAILED), page.text("[data-part=reason]")
         whole = page.text(".answer")

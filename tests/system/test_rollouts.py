@@ -30,6 +30,7 @@ def test_the_trainer_finds_the_log_probabilities_of_the_trajectory() -> None:
     assert count == sum(len(each.token_ids) for output in outputs for each in output.outputs)
 
 
+@pytest.mark.long
 def test_the_reward_rises() -> None:
     """By a quarter of what was missing, and by far more than chance would change."""
     first, *_, last = rollouts(steps=8, choices=8, seed=3)

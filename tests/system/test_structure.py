@@ -36,12 +36,12 @@ def tree(file: Path) -> ast.Module:
     return ast.parse((PACKAGE / file).read_bytes())
 
 
-def names(file: Path) -> Iterator[str]:
-    """Yields what is imported, and every attribute, as `torch.distributed.all_reduce`."""
-    yield from imports(file)
-    for node in ast.walk(tree(file)):
-        if isinstance(node, ast.Attribute):
-            yield ast.unparse(node)
+@cache
+def names(file: Path) -> frozenset[str]:
+    """Return what is imported, and every attribute, as `torch.distributed.all_reduce`."""
+    nodes = ast.walk(tree(file))
+    attributes = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
+    return frozenset(attributes | {*imports(file)})
 
 
 def imports(file: Path) -> Iterator[str]:

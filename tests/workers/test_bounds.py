@@ -76,7 +76,7 @@ def policies(block_causal: bool) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("block_causal", [False, True], ids=["bi", "causal"])
 @pytest.mark.parametrize("length", [2, 8, 64])
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(1)
 def test_a_canvas_bounds_the_steps_of_every_policy(block_causal: bool, length: int) -> None:
     """All kinds of all parts are found by themselves, so a new decoder is among them."""
     asked = list(policies(block_causal))

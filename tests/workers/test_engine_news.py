@@ -20,6 +20,7 @@ from tests.helpers.toy import ScriptedModel, ToyModel, drain, prompt_of, toy_eng
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 @BOTH
+@pytest.mark.rotate(2)
 def test_watched_requests_show_the_canvas_of_every_round(
     model: ToyModel, policies: Policies, steps: int
 ) -> None:

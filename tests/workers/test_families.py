@@ -80,7 +80,7 @@ def alone(family: str) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.rotate(3)
+@pytest.mark.rotate(2)
 def test_batched_and_with_shared_prefixes_equal_alone(family: str) -> None:
     """Those that ask again find the K/V of their prompts, where these do not hang on the rest."""
     row = ROWS[family]
@@ -112,7 +112,8 @@ def run_on_rank(mesh: Mesh, *, expert_parallel: bool) -> dict[int, list[int]]:
     return tokens_of(rank_cases.updates_of(mesh, made, requests_of(row)))
 
 
-@pytest.mark.parametrize("expert_parallel", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("expert_parallel", [False, True])
 def test_two_ranks_equal_one_without_masks(expert_parallel: bool) -> None:
     """The other families are in test_ranks.py."""
     found = on_ranks(2, partial(run_on_rank, expert_parallel=expert_parallel))

@@ -142,6 +142,7 @@ def draw_requests(count: int, seed: int) -> list[Request]:
 @pytest.mark.parametrize(
     ("seed", "form", "shift"), [(0, None, 0), (1, Format("uint8"), 0), (0, None, 1)]
 )
+@pytest.mark.rotate(1)
 def test_no_token_changes_under_eviction_preemption_and_interrupts(
     seed: int, form: Format | None, shift: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_tokens_equal_the_originals(
 
 
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.long)])
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("family", "name"),
     [

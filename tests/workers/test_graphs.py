@@ -60,6 +60,7 @@ SMALL = [Bucket(8, 112), Bucket(3, 40), Bucket(1, 33)]
 
 
 @BOTH
+@pytest.mark.rotate(1)
 def test_ragged_and_padded_equals_run_as_it_is(
     model: ToyModel, policies: Policies, monkeypatch: pytest.MonkeyPatch
 ) -> None:

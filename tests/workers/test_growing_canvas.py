@@ -48,13 +48,14 @@ PLAIN: list[dict[str, Any]] = [
     ],
 )
 @pytest.mark.parametrize("model", [BIDIRECTIONAL, SHIFTED], ids=["plain", "shifted"])
+@pytest.mark.rotate(12)
 def test_a_lower_limit_only_cuts_the_answer(
     model: ToyModel, policy: dict[str, Any], more: dict[str, Any]
 ) -> None:
     params: dict[str, Any] = {"diffusion": growing(policy), "ignore_eos": True} | more
     longest = generated(model, prompt_of(13), max_tokens=90, **params)
     assert len(longest) == 90
-    for limit in (1, 10, 23, 25, 49, 89):
+    for limit in (1, 23, 25, 89):
         assert generated(model, prompt_of(13), max_tokens=limit, **params) == longest[:limit]
 
 

@@ -166,6 +166,7 @@ def changed(request: Request, decoder: dict[str, Any], **given: Any) -> Request:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.rotate(2)
 def test_tokens_steps_and_forwards_are_those_of_the_search(kind: str) -> None:
     model, taken = ToyModel(**KINDS[kind]), 0
     for request in draw_requests(14, 1, model):
@@ -192,6 +193,7 @@ def test_batched_equals_alone_where_the_room_is_equal(kind: str) -> None:
 
 
 @pytest.mark.parametrize("scarce", ["overhead", "rows", "pages", "slots"])
+@pytest.mark.rotate(2)
 def test_without_room_it_is_threshold_decoding(scarce: str) -> None:
     """Strictly above the threshold, or the best: `threshold` with a step for each position."""
     model = BIDIRECTIONAL

@@ -132,7 +132,7 @@ DECODERS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("decoder", DECODERS, ids=["threshold", "edit"])
 @pytest.mark.parametrize("ignore_eos", [False, True])
-@pytest.mark.rotate(3)
+@pytest.mark.rotate(2)
 def test_tokens_are_those_of_a_slow_sampler(
     causal: bool, decoder: dict[str, Any], ignore_eos: bool
 ) -> None:

@@ -28,7 +28,7 @@ from tests.helpers.toy import ToyModel, prompt_of, run, toy_engine
 def test_every_answer_fits_its_canvas_whatever_the_policy(
     model: ToyModel, policies: Policies, steps: int
 ) -> None:
-    for seed in range(6):
+    for seed in range(3):
         requests = pinned_requests(policies, seed)
         found = run(toy_engine(model, num_slots=len(requests)), requests, steps)
         for request in requests:
@@ -46,7 +46,7 @@ def whole_answer(model: ToyModel, request: Request) -> Update:
 def test_an_answer_in_blocks_can_be_resumed_before_it_is_reported(model: ToyModel) -> None:
     """Its first blocks may be literals, which no step decides; it starts over."""
     policy = {"block_length": 4}
-    for number in range(60):
+    for number in range(24):
         params = SamplingParams(diffusion=policy, logprobs=True, temperature=number % 2)
         request = pinned(Request(0, prompt_of(5), params), number)
         whole = whole_answer(model, request)
@@ -147,7 +147,7 @@ def test_one_forward_measures_and_one_fills(
 ) -> None:
     """A block-causal model too, although it attends to shorter blocks."""
     taken = []
-    for number in range(60):
+    for number in range(24):
         params = SamplingParams(temperature=number % 2, logprobs=True)
         own = {} if decoder is None else {"decoder": decoder}
         request = pinned(Request(0, prompt_of(5 + number % 20), params), number, **own)

@@ -162,7 +162,7 @@ ACTIONS = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     actions=st.lists(ACTIONS, min_size=6, max_size=24),
     pages=st.sampled_from([30, 45, 200]),

@@ -51,7 +51,7 @@ def alone(case: Case) -> Found:
 @pytest.mark.parametrize(
     ("size", "dense", "sparse"),
     [
-        (2, [], SPARSE[:2]),
+        (2, [], SPARSE[1:2]),
         pytest.param(2, DENSE, SPARSE, marks=pytest.mark.long),
         pytest.param(4, DENSE, SPARSE, marks=pytest.mark.long),
     ],
@@ -91,9 +91,9 @@ def test_ranks_find_what_one_finds(
     ("config", "expert_parallel"),
     [
         (LLADA | {"n_kv_heads": 2}, False),
-        (LLADA_MOE, False),
-        (LLADA2_MOE, False),
-        (LLADA_MOE, True),
+        pytest.param(LLADA_MOE, False, marks=pytest.mark.long),
+        pytest.param(LLADA2_MOE, False, marks=pytest.mark.long),
+        pytest.param(LLADA_MOE, True, marks=pytest.mark.long),
         (LLADA2_MOE, True),
     ],
 )

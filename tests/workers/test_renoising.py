@@ -80,6 +80,7 @@ def alone() -> dict[int, list[int]]:
     ("shared", "options", "steps"),
     [(False, {}, 3), (True, {"chunk": 8}, 1), (True, {"kv_cache_memory": 220_000}, 1)],
 )
+@pytest.mark.rotate(1)
 def test_batched_equals_alone(shared: bool, options: dict[str, Any], steps: int) -> None:
     """Prefixes are shared or not, prompts are stored in chunks, and memory is short."""
     made = engine(enable_prefix_caching=shared, **options)

@@ -213,6 +213,7 @@ STORIES: dict[str, tuple[Actions, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("story", STORIES)
 @pytest.mark.parametrize("mixture", FIRST)
+@pytest.mark.rotate(12)
 def test_tokens_are_those_of_each_request_alone(mixture: str, story: str) -> None:
     actions, options = STORIES[story]
     told = Told(mixture, **options)
@@ -223,6 +224,7 @@ def test_tokens_are_those_of_each_request_alone(mixture: str, story: str) -> Non
 
 @pytest.mark.parametrize("ahead", [1, 5])
 @pytest.mark.parametrize("mixture", FIRST)
+@pytest.mark.rotate(2)
 def test_rows_that_are_done_early_in_a_round_wait(
     mixture: str, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +242,7 @@ OTHERS = product([name for name in MIXTURES if name not in FIRST], STORIES)
     ("mixture", "story"),
     [pytest.param(*each, marks=[pytest.mark.long] * (n % 3 > 0)) for n, each in enumerate(OTHERS)],
 )
-@pytest.mark.rotate(30)
+@pytest.mark.rotate(12)
 def test_with_one_thing_more_they_are_too(mixture: str, story: str) -> None:
     actions, options = STORIES[story]
     Told(mixture, **options).tell(actions)

@@ -90,6 +90,7 @@ def check(found: Found, expected: Found) -> None:
     ids=["bi", "bi credit", "causal", "causal credit"],
 )
 @pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.rotate(3)
 def test_the_usual_decoders_end_their_steps_in_one_kernel(
     model: ToyModel, policies: list[dict[str, Any]], steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

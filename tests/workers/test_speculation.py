@@ -16,6 +16,7 @@ SLOW = SamplingParams(max_tokens=40, ignore_eos=True, diffusion={"decoder": FIXE
 
 @pytest.mark.parametrize(("count", "seed"), [(6, 1), pytest.param(25, 100, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.rotate(2)
 def test_tokens_and_steps_are_those_without(kind: str, count: int, seed: int) -> None:
     """Alone, and all together in too few pages."""
     model = ToyModel(**KINDS[kind])
@@ -79,6 +80,7 @@ def test_drafts_are_run_while_they_bring_more_than_they_take(
         ({"kind": "threshold", "threshold": 0.03}, False),  # a block takes one step
     ],
 )
+@pytest.mark.rotate(2)
 def test_requests_learn_from_those_before_them(decoder: dict[str, Any], pays: bool) -> None:
     """Drafts that are never right are soon only made, then not even that."""
     engine = toy_engine(ToyModel())

@@ -33,7 +33,7 @@ def accepted(request: Request, ids: Items[int]) -> bool:
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 4), marks=pytest.mark.long)])
 @pytest.mark.parametrize("steps", [1, 4])
 @ALL_THREE
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(1)
 def test_every_answer_is_accepted_whatever_the_policy(
     model: ToyModel, policies: Policies, steps: int, seeds: range
 ) -> None:

@@ -28,7 +28,7 @@ BOTH = [
 
 @pytest.mark.parametrize(("model", "policy"), BOTH)
 @pytest.mark.parametrize("temperature", [0, 5.0])
-@pytest.mark.rotate(12)
+@pytest.mark.rotate(6)
 def test_only_what_is_allowed_is_written(
     model: ToyModel, policy: dict[str, Any], temperature: float
 ) -> None:

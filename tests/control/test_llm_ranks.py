@@ -59,8 +59,8 @@ def test_two_ranks_answer_as_one_does(one: DiffusionLLM, two: DiffusionLLM) -> N
     wishes = [
         *[PARAMS] * 2,
         SamplingParams(max_tokens=33, temperature=1.0, top_k=7, top_p=0.9, seed=6, ignore_eos=True),
-        SamplingParams(max_tokens=64, diffusion={"decoder": {"kind": "credit"}}, logprobs=True),
-        SamplingParams(max_tokens=48, diffusion={"cfg_scale": 0.5}, logprobs=True),
+        SamplingParams(max_tokens=32, diffusion={"decoder": {"kind": "credit"}}, logprobs=True),
+        SamplingParams(max_tokens=32, diffusion={"cfg_scale": 0.5}, logprobs=True),
     ]
     found, expected = (llm.chat(MESSAGES, wishes) for llm in (two, one))
     assert tokens(found) == tokens(expected)

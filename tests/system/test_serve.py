@@ -166,9 +166,9 @@ def mixed_requests(count: int) -> list[dict[str, Any]]:
     return bodies
 
 
-def test_64_answers_are_solo_answers(served: Served, llms: dict[str, DiffusionLLM]) -> None:
+def test_40_answers_are_solo_answers(served: Served, llms: dict[str, DiffusionLLM]) -> None:
     """Some ask the door, others a model's own path; some want a stream."""
-    bodies = mixed_requests(64)
+    bodies = mixed_requests(40)
 
     def ask(number: int) -> list[str]:
         body = bodies[number]

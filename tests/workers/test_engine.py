@@ -195,7 +195,7 @@ def test_a_request_may_fill_the_context_and_take_all_pages() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     model=st.sampled_from([BIDIRECTIONAL, SHIFTED, CAUSAL, SHIFTED_CAUSAL]),
     prompt_len=st.integers(1, 70),

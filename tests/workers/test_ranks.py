@@ -66,7 +66,7 @@ def test_ranks_find_what_one_finds(
     cases = [Case(model, False) for model in [*dense, uneven, *sparse]]
     cases += [Case(model, True) for model in sparse]
     cases += QUANTIZED if dense else []
-    half = Case("demo", True, "bfloat16")
+    half = Case(SPARSE[0], True, "bfloat16")
     ranks = on_ranks(size, partial(run_cases, cases=[*cases, half]))
 
     for number, case in enumerate(cases):

@@ -44,7 +44,7 @@ test: $(STAMP)
 	$(call CHECKED,-m "not long" --turn=$(TURN))
 
 # Every test, before a release. It also writes how long each file takes, which test-ci and SHARD go by.
-test-all: $(STAMP) test-clients newest-ray
+test-all: $(STAMP) test-clients newest-ray gpu-dry
 	$(call CHECKED,--record)
 
 # SHARD=2/4 runs the second quarter of the files.

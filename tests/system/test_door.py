@@ -152,7 +152,7 @@ def test_no_answer_is_by_two_versions_of_the_weights(served: Served, tmp_path: P
         folder / "model.safetensors",
     )
     paths = {"old": "demo", "new": str(folder)}
-    options = LONG["demo"] | {"max_tokens": 64, "min_tokens": 64, "return_trajectory": True}
+    options = LONG["demo"] | {"max_tokens": 48, "min_tokens": 48, "return_trajectory": True}
 
     def ask(number: int) -> tuple[str, int, str]:
         messages = [{"role": "user", "content": f"What is {number} plus {number + 20}?"}]
@@ -212,10 +212,11 @@ def test_an_adapter_is_a_model_behind_the_door(served: Served, tmp_path: Path) -
     listed = httpx2.get(f"{served.url}/v1/models", headers=HEADERS).json()["data"]
     parents = {each["id"]: each["parent"] for each in listed}
     assert parents == {"demo": None, "mine": "demo", "demo-llada2": None}
-    texts = {text_of(served.post("mine")) for _ in range(6)}
-    assert len(texts) == 1 and texts != {text_of(served.post("demo"))}
+    texts = {text_of(served.post("mine", max_tokens=16)) for _ in range(6)}
+    assert len(texts) == 1 and texts != {text_of(served.post("demo", max_tokens=16))}
     with OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0) as client:
-        stream = client.chat.completions.create(model="mine", messages=MESSAGES, stream=True)
+        asked: Any = {"model": "mine", "messages": MESSAGES, "max_tokens": 16}
+        stream = client.chat.completions.create(**asked, stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) in texts
     shown = httpx2.get(f"{served.url}/v1/models/mine", headers=HEADERS).json()
     assert (shown["id"], shown["parent"]) == ("mine", "demo")

@@ -1,15 +1,13 @@
 """Make the pictures of the page in docs/: `python -m tools.page_pictures`."""
 
-from contextlib import closing
+import shutil
+import sys
 from pathlib import Path
 
-from diffray.cluster.api.service import Service
-from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.local import load_local
-from diffray.components.checkpoints.demos import EXAMPLE, examples
-from tests.helpers import page
-from tests.helpers.api_server import serve
-from tests.helpers.browser import Browser, chromium
+from benchmarks.serve_process import serve_process
+from diffray.components.checkpoints.demos import EXAMPLE
+from tools import page
+from tools.browser import Browser, chromium
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -36,9 +34,10 @@ def part_way(tab: Browser, share: float) -> None:
 
 
 def main() -> None:
-    engine, tokenizer = load_local("demo", EngineConfig())
-    service = Service(engine, tokenizer, ["demo"], examples=examples("demo"))
-    with engine, closing(service), serve(service) as url, chromium() as tab:
+    program = shutil.which("chromium") or sys.exit("install Chromium, which takes the pictures")
+    with serve_process("demo", "--device", "cpu") as served, chromium(program) as tab:
+        served.wait_for(" is ready at ", 1)
+        url = served.url
         tab.call("Emulation.setScrollbarsHidden", hidden=True)
         ask(tab, url)  # the first answer is slow
         for name, dark in (("page", False), ("page-dark", True)):

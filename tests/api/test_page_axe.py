@@ -10,9 +10,9 @@ from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import ApiSettings
 from diffray.components.checkpoints.demos import examples
 from tests.helpers.api_server import serve
-from tests.helpers.browser import Browser, chromium
-from tests.helpers.needed import npm
-from tests.helpers.page import COMPLETE, FAILED, FINAL, PLAYED, ask, intercept, opened, watch_slowly
+from tests.helpers.needed import needed, npm
+from tools.browser import Browser, chromium
+from tools.page import COMPLETE, FAILED, FINAL, PLAYED, ask, intercept, opened, watch_slowly
 
 pytestmark = pytest.mark.long
 
@@ -33,7 +33,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Browser]:
-    with chromium() as tab:
+    with chromium(needed("chromium")) as tab:
         tab.call("Page.setBypassCSP", enabled=True)  # axe makes markup of texts
         yield tab
 

@@ -20,9 +20,9 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.local import load_local
 from diffray.components.checkpoints.demos import FUNCTION, TOY
 from tests.helpers.api_server import serve
-from tests.helpers.browser import Browser, chromium
 from tests.helpers.needed import needed
-from tests.helpers.page import (
+from tools.browser import Browser, chromium
+from tools.page import (
     COMPLETE,
     FAILED,
     FINAL,
@@ -74,7 +74,7 @@ def url(service: Service) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Browser]:
-    with chromium() as browser:
+    with chromium(needed("chromium")) as browser:
         yield browser
 
 

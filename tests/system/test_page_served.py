@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.browser import chromium
-from tests.helpers.page import COMPLETE, FAILED, FINAL, STATE, ask, intercept, opened, watch_slowly
+from tests.helpers.needed import needed
 from tests.helpers.served import KEY, Served
+from tools.browser import chromium
+from tools.page import COMPLETE, FAILED, FINAL, STATE, ask, intercept, opened, watch_slowly
 
 pytestmark = pytest.mark.long
 
@@ -20,7 +21,7 @@ LONG: dict[str, Any] = {"max_tokens": 192, "min_tokens": 192}
 def test_an_answer_outlives_a_rank_and_says_that_its_replica_is_lost(served: Served) -> None:
     words = "; 1 request continues on a new worker group"
     continued = served.said.count(words)
-    with chromium() as tab:
+    with chromium(needed("chromium")) as tab:
         page = opened(tab, f"{served.url}/demo")
         page.wait("!document.querySelector('#key').hidden")
         page.click("#key input")

@@ -18,7 +18,6 @@ ROOMS = ("kernels", "components", "workers", "cluster")
 CLUSTER_ROOMS = ("control", "api", "serve", "cli")
 # Of tests/, what tests may import from.
 SHARED = ("helpers", "mutants")
-DRIVES_THE_PAGE = {"page_pictures.py"}  # a tool that does so as the tests do
 MAX_LINES = 350
 MAX_FUNCTION_LINES = 60
 MAX_DECODER_LINES = 59  # so that it can be copied
@@ -106,7 +105,7 @@ def test_no_test_imports_another_and_no_tool_a_test() -> None:
         for file in folder.rglob("*.py")
         for name in imports(file)
         if is_within(name, "tests")
-        if not (folder == TESTS or file.name in DRIVES_THE_PAGE) or not name.startswith(shared)
+        if folder != TESTS or not name.startswith(shared)
     ]
     assert wrong == []
 

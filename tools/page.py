@@ -1,9 +1,9 @@
-"""What a person does on the page, for tests that drive it in a browser."""
+"""What a person does on the page, driven in a browser."""
 
 import json
 from typing import Any, Final
 
-from tests.helpers.browser import Browser
+from tools.browser import Browser
 
 PLAYED: Final = "document.querySelector('[name=play]').textContent === 'Play'"
 FINAL: Final = "document.querySelectorAll('.cell.final').length"

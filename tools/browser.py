@@ -15,8 +15,6 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from tests.helpers.needed import needed
-
 PATIENCE_S = 60.0  # on a machine that does other things too
 KEYS = {"Enter": 13, "Tab": 9, "Escape": 27, " ": 32}
 KEYS |= {"ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}
@@ -128,9 +126,8 @@ class Browser:
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
-    """Run Chromium with an empty profile; the test ends here where none is installed."""
-    program = needed("chromium")
+def chromium(program: str) -> Iterator[Browser]:
+    """Run Chromium with an empty profile."""
     with tempfile.TemporaryDirectory(prefix="page", ignore_cleanup_errors=True) as folder:
         flags = ["--headless", "--remote-debugging-port=0", f"--user-data-dir={folder}"]
         flags += ["--no-sandbox"] if os.geteuid() == 0 else []

@@ -51,12 +51,13 @@ def alone(case: Case) -> Found:
 @pytest.mark.parametrize(
     ("size", "dense", "sparse"),
     [
-        (2, [], SPARSE[1:2]),
+        pytest.param(2, [], SPARSE[1:2], marks=pytest.mark.core),
         pytest.param(2, DENSE, SPARSE, marks=pytest.mark.long),
-        pytest.param(4, DENSE, SPARSE, marks=pytest.mark.long),
+        pytest.param(4, DENSE[:2], SPARSE[:3], marks=pytest.mark.long),
     ],
     ids=["2 of few", "2", "4"],
 )
+@pytest.mark.rotate(1)
 def test_ranks_find_what_one_finds(
     size: int, dense: list[str], sparse: list[str], tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def test_ranks_answer_with_adapters_as_one_does(
 
 
 @pytest.mark.long
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("model", ["demo", "demo-llada2"])
 def test_ranks_fill_pinned_canvases_as_one_does(model: str) -> None:
     whole = run_pinned(Mesh(), model)
@@ -126,6 +128,7 @@ def test_ranks_fill_pinned_canvases_as_one_does(model: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("model", ["demo", "demo-llada2", str(GOLDEN / "sdar")])
 def test_ranks_draft_and_branch_as_one_does(model: str) -> None:
     whole = run_drafted(Mesh(), model)

@@ -66,6 +66,7 @@ def test_golden_tokens_come_out_of_split_keys(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.long
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(  # layouts load alike
     ("family", "wanted"),
     [

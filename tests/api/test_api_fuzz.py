@@ -61,6 +61,7 @@ def test_cases_are_answered_or_refused(served: Served) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.rotate(1)
 def test_what_the_openapi_document_suggests_is_answered_or_refused(served: Served) -> None:
     pytest.importorskip("schemathesis")
     from tools.fuzz.from_schema import probe_from_schema

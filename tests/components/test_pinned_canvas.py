@@ -132,6 +132,7 @@ def test_a_schema_that_needs_itself_ends() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.rotate(1)
 @pytest.mark.parametrize("model", ["demo", "demo-llada2"])
 def test_pinned_fields_are_nearly_as_right_as_free_ones_in_fewer_forwards(model: str) -> None:
     """Of words that the demo models have never seen, they copy some wrong either way."""

@@ -25,12 +25,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
 @pytest.mark.parametrize(
     ("part", "ranks", "hangs"),
     [
-        ("rank", 2, False),
-        ("coordinator", 1, False),
+        pytest.param("rank", 2, False, marks=pytest.mark.core),
+        pytest.param("coordinator", 1, False, marks=pytest.mark.core),
         pytest.param("rank", 1, True, marks=pytest.mark.long),
         pytest.param("coordinator", 1, True, marks=pytest.mark.long),
     ],
 )
+@pytest.mark.rotate(1)
 async def test_what_is_killed_or_hangs_costs_a_pause_and_no_token(
     part: str, ranks: int, hangs: bool
 ) -> None:

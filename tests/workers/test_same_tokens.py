@@ -258,7 +258,7 @@ ACTIONS = st.one_of(
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from([*MIXTURES]),
     st.lists(ACTIONS, min_size=4, max_size=20),

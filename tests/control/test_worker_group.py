@@ -47,6 +47,7 @@ async def test_what_is_killed_or_hangs_costs_a_pause_and_no_token(
     async with engine(ranks=ranks, rounds_in_flight=2, **options) as running:
         asking = answers(running, asked, params, grammars)
         await under_way(running)
+        assert not any(task.done() for task in asking)
         pid = (await running.pids())[-1 if part == "rank" else 0]
         if hangs:  # a part that is stopped for a moment does not
             os.kill(pid, signal.SIGSTOP)

@@ -63,7 +63,7 @@ def answers(
 
 
 async def under_way(running: RemoteEngine) -> None:
-    while (load := await running.load()).rounds < 30:
+    while (load := await running.load()).rounds < 10:
         assert load.rounds == 0 or load.running
         await asyncio.sleep(0.01)
 

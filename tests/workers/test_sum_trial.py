@@ -118,8 +118,8 @@ def test_steps_are_recorded_over_ranks_only_where_all_found_replays_right() -> N
 
 @pytest.mark.long
 def test_recordings_that_hang_or_crash_on_a_rank_are_given_up_and_sums_are_kept() -> None:
-    names, late = ["hang_on_rank_1", "crash_on_rank_1"], "it did not end within 25 s"
-    ranks = on_ranks(2, partial(recorded, names=names, patience_s=25))
+    names, late = ["hang_on_rank_1", "crash_on_rank_1"], "it did not end within 45 s"
+    ranks = on_ranks(2, partial(recorded, names=names, patience_s=45))
     for rank, crashed in zip(ranks, (late, "it crashed (SIGABRT)"), strict=True):
         assert [found.graphs for found in rank] == [GraphsOutcome(late), GraphsOutcome(crashed)]
         assert all(found.sums.refused not in (late, crashed) for found in rank)

@@ -171,17 +171,11 @@ def shared_now() -> set[str]:
 def shared_left(before: set[str]) -> set[str]:
     """Return what was not there before and no living process uses: programs beside this one do.
 
-    By inode: glibc makes a semaphore under a name that is not the one it ends up with.
+    Not Python's semaphores: of a killed process beside this one, they stay until its parent ends.
     """
-    new, used = shared_now() - before, set[int]()
+    new = {name for name in shared_now() - before if not name.startswith("sem.")}
+    used = set[str]()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):  # the process has ended, or is another user's
-            used |= {int(inode) for inode in re.findall(rf"(\d+) +{SHARED}/", maps.read_text())}
-    return {name for name in new if _inode(f"{SHARED}/{name}") not in {None, *used}}
-
-
-def _inode(path: str) -> int | None:
-    """None if it has gone."""
-    with suppress(FileNotFoundError):
-        return os.stat(path).st_ino
-    return None
+            used |= set(re.findall(rf"{SHARED}/(\S+)", maps.read_text()))
+    return {name for name in new - used if (SHARED / name).exists()}

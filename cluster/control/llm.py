@@ -19,6 +19,7 @@ from diffray.cluster.control.local import WaitingEngine
 from diffray.cluster.control.ranks import WaitingRanks
 from diffray.components.checkpoints.folder import resolve
 from diffray.components.grammar.canvas import LONGEST
+from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.adapters import LoadedAdapters
@@ -83,9 +84,7 @@ class DiffusionLLM(Upkept):
             self.tokenizer = Tokenizer.load(path, ranks.limits.mask_token_id)
         self._reader = Reader(self.tokenizer, self.limits.spec.sight)
         self._grammars = GrammarPool(self.tokenizer, self.limits)
-        self._maker = RequestMaker(
-            self._reader, default, self.limits, self.adapters, self._grammars.compile
-        )
+        self._maker = RequestMaker(self._reader, default, self.limits, self.adapters, self._compile)
         # By the uid of the request; each call owns its jobs, which end with it.
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
         self._events: deque[Event] = deque()  # that Ctrl-C kept from being applied
@@ -261,6 +260,10 @@ class DiffusionLLM(Upkept):
                 if job.canvas is not None and not job.finished:
                     yield job.canvas
             yield list(job.choice.token_ids)
+
+    def _compile(self, outputs: StructuredOutputs, slot_length: int | None) -> bytes:
+        _ = self.client  # after a shutdown there is none
+        return self._grammars.compile(outputs, slot_length)
 
     # Jobs: one engine request each, so several where n > 1.
 

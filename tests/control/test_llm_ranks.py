@@ -15,6 +15,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from diffray import DiffusionLLM, SamplingParams
+from diffray.components.grammar.structured import StructuredOutputs
 from diffray.workers.output import RequestOutput
 from tests.helpers.shared import CPUS
 
@@ -47,8 +48,10 @@ def one() -> Iterator[DiffusionLLM]:
 def two(four_processors: None) -> Iterator[DiffusionLLM]:
     with DiffusionLLM("demo", tensor_parallel_size=2, expert_parallel=True, **FORMS) as llm:
         yield llm
-    with pytest.raises(ValueError, match="has been shut down"):
-        llm.generate("Tom")
+    form = StructuredOutputs(choice=("Tom", "Tim"))  # never compiled before
+    for params in SamplingParams(), SamplingParams(structured_outputs=form):
+        with pytest.raises(ValueError, match="has been shut down"):
+            llm.generate("Tom", params)
 
 
 def tokens(outputs: list[RequestOutput]) -> list[list[tuple[list[int], list[int], str]]]:

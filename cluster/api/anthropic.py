@@ -91,7 +91,7 @@ class Messages(Dialect):
 
 async def count_tokens(service: Served, given: object) -> Json:
     """Return the length of a prompt: the answer of POST /v1/messages/count_tokens."""
-    found = await service.ask("tokenize", parse(CountTokensBody, given).for_tokenize())
+    found = await service.ask("/tokenize", parse(CountTokensBody, given).for_tokenize())
     return {"input_tokens": found["count"]}
 
 

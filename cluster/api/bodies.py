@@ -31,7 +31,6 @@ from diffray.components.policy import DiffusionParams
 
 _MOST_CHOICES: Final = 1024  # of one request
 MOST_MESSAGES: Final = 4096
-_MOST_TOKENS: Final = 2**20  # to decode
 _SANE: Final = 2**31  # no length or priority is larger
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -43,6 +42,12 @@ Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
 Named = Annotated[
     str | None, Field(description="The model's name in /v1/models; default: the only one.")
 ]
+
+
+class ModelBody(StrictModel):
+    """What names the model, if several are served."""
+
+    model: Named = None
 
 
 class StreamOptions(StrictModel):
@@ -325,24 +330,3 @@ class CompletionBody(GenerationBody):
                 "n",
             )
         return self
-
-
-class TokenizeBody(TemplateFields):
-    """POST /tokenize: a prompt, or messages."""
-
-    model: Named = None
-    prompt: str | None = Field(None, description="A text; or send messages.")
-    messages: Messages | None = Field(None, description="A conversation; or send a prompt.")
-    add_special_tokens: bool | None = Field(
-        None, description="Add the tokenizer's special tokens; default: to a prompt only."
-    )
-    return_token_strs: bool = Field(False, description="Return how each token is spelt.")
-
-
-class DetokenizeBody(StrictModel):
-    """POST /detokenize."""
-
-    model: Named = None
-    tokens: list[int] = Field(
-        max_length=_MOST_TOKENS, fail_fast=True, description="The ids of the tokens."
-    )

@@ -1,6 +1,6 @@
 """The OpenAI-compatible endpoint: a FastAPI application in front of one model or several."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from urllib.parse import quote
@@ -17,10 +17,8 @@ from diffray.cluster.api.anthropic_body import CountTokensBody, MessagesBody
 from diffray.cluster.api.bodies import (
     ChatBody,
     CompletionBody,
-    DetokenizeBody,
     GenerationBody,
     SharedFields,
-    TokenizeBody,
 )
 from diffray.cluster.api.dialects import Dialect, answer_stream, answer_whole
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, bug
@@ -29,12 +27,9 @@ from diffray.cluster.api.gate import Gate, lacks_slash, page_router
 from diffray.cluster.api.http import WARNINGS, EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.ignored_fields import WithWarnings, with_warnings, without_unknown
 from diffray.cluster.api.metrics import CONTENT_TYPE
-from diffray.cluster.api.openapi import ERROR, describe, docs_page, with_body, with_query
-from diffray.cluster.api.operations import (
-    OPERATED,
-    QUERIED,
-    Order,
-)
+from diffray.cluster.api.openapi import ERROR, describe, docs_page, with_body, with_fields
+from diffray.cluster.api.operations import OPERATIONS, Order
+from diffray.cluster.api.questions import QUESTIONS, Endpoint
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.responses_body import ResponsesBody
 from diffray.cluster.api.served import Served
@@ -42,7 +37,9 @@ from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_client import EngineFailed
 
 GetService = Callable[[], Served]
-Endpoint = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[Response]]
+Read = Callable[[Request, type[StrictModel]], Awaitable[tuple[object, list[str]]]]
+CarryOut = Callable[[str, object], Awaitable[Json]]  # at a path, for a body or query
 
 
 def build_api(
@@ -147,23 +144,10 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
         """
         return await generate(request, CompletionBody)
 
-    @post("/tokenize")
-    async def tokenize(request: Request) -> Response:
-        """Turn a text or a conversation into tokens."""
-        body, warnings = await read(request, TokenizeBody)
-        return answer(with_warnings(await get_service().ask("tokenize", body), warnings))
+    async def ask(path: str, given: object) -> Json:
+        return await get_service().ask(path, given)
 
-    @post("/detokenize")
-    async def detokenize(request: Request) -> Response:
-        """Turn tokens into a text."""
-        body, warnings = await read(request, DetokenizeBody)
-        return answer(with_warnings(await get_service().ask("detokenize", body), warnings))
-
-    @router.get("/tokenizer_info")
-    async def tokenizer_info(model: str | None = None) -> Response:
-        """Describe the tokenizer."""
-        return answer(await get_service().ask("tokenizer_info", {"model": model}))
-
+    _add(router, QUESTIONS, read, ask)
     return router
 
 
@@ -214,32 +198,37 @@ def _other_apis(get_service: GetService, settings: ApiSettings) -> APIRouter:
 def _operations(get_service: GetService, settings: ApiSettings) -> APIRouter:
     """Return the routes that change the engine, for which the gate asks for an operator's key."""
     router = APIRouter(tags=["Operation"])
-    read = partial(_read, settings)
+
+    async def read(request: Request, kind: type[StrictModel]) -> tuple[object, list[str]]:
+        return await _read(settings, request), []
 
     async def operate(path: str, given: object) -> Json:
         return await get_service().operate(Order(path, given))
 
-    def add(path: str) -> None:
-        if path not in QUERIED:
-
-            @router.post(path, **with_body(path))
-            async def operate_with_body(request: Request) -> Response:
-                return answer(await operate(path, await read(request)))
-
-            return
-
-        @router.api_route(path, methods=[QUERIED[path]], **with_query(path))
-        async def operate_with_query(request: Request) -> Response:
-            found = await operate(path, _query(request))
-            return answer(found) if found else Response()
-
-    for path in OPERATED:
-        add(path)
-
+    _add(router, OPERATIONS, read, operate)
     return router
 
 
-def _post(router: APIRouter, path: str) -> Callable[[Endpoint], Endpoint]:
+def _add(
+    router: APIRouter, endpoints: Mapping[str, Endpoint], read: Read, carry_out: CarryOut
+) -> None:
+    """Add a route for each endpoint."""
+
+    def add(path: str, endpoint: Endpoint) -> None:
+        @router.api_route(path, methods=[endpoint.method], **with_fields(path, endpoint))
+        async def handle(request: Request) -> Response:
+            if endpoint.queried:
+                found = await carry_out(path, _query(request))
+            else:
+                body, warnings = await read(request, endpoint.given)
+                found = with_warnings(await carry_out(path, body), warnings)
+            return answer(found) if found else Response()
+
+    for path, endpoint in endpoints.items():
+        add(path, endpoint)
+
+
+def _post(router: APIRouter, path: str) -> Callable[[Handler], Handler]:
     return router.post(path, **with_body(path))
 
 

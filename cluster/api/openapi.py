@@ -16,26 +16,24 @@ from diffray.cluster.api.anthropic_body import CountTokensBody, MessagesBody
 from diffray.cluster.api.bodies import (
     ChatBody,
     CompletionBody,
-    DetokenizeBody,
     SharedFields,
-    TokenizeBody,
 )
 from diffray.cluster.api.errors import Json
 from diffray.cluster.api.fields import NOTED, StrictModel
 from diffray.cluster.api.noop_fields import noop_schemas
-from diffray.cluster.api.operations import OPERATED, OPERATIONS, QUERIED
+from diffray.cluster.api.operations import OPERATED, OPERATIONS
+from diffray.cluster.api.questions import QUESTIONS, Endpoint
 from diffray.cluster.api.responses_body import ResponsesBody
 from diffray.components.params import SamplingParams
 
+_LISTED: Final = QUESTIONS | OPERATIONS
 BODIES: Final[dict[str, type[StrictModel]]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
     "/v1/responses": ResponsesBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountTokensBody,
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
-    **{path: OPERATIONS[path].given for path in OPERATED if path not in QUERIED},
+    **{path: each.given for path, each in _LISTED.items() if not each.queried},
 }
 _QUESTION: Final = "Write a Python function that returns the sum of a list."
 _ASKED: Final = {"messages": [{"role": "user", "content": _QUESTION}], "max_tokens": 96}
@@ -45,8 +43,7 @@ EXAMPLES: Final[dict[str, Json]] = {
     "/v1/responses": {"input": _QUESTION, "max_output_tokens": 96},
     "/v1/messages": _ASKED,
     "/v1/messages/count_tokens": {"messages": _ASKED["messages"]},
-    "/tokenize": {"prompt": _QUESTION},
-    "/detokenize": {"tokens": [1, 2, 3]},
+    **{path: each.example for path, each in QUESTIONS.items() if each.example is not None},
 }
 ERROR: Final[dict[int | str, Json]] = {
     "default": {"description": "An error with OpenAI's fields, or Anthropic's at its paths."}
@@ -124,22 +121,18 @@ def with_body(path: str) -> dict[str, Any]:
     if path in EXAMPLES:
         content["example"] = EXAMPLES[path]
     body = {"required": True, "content": {"application/json": content}}
-    return _about(path) | {"openapi_extra": {"requestBody": body}}
+    return {"openapi_extra": {"requestBody": body}}
 
 
-def with_query(path: str) -> dict[str, Any]:
-    """Return a route's options that describe its query."""
-    fields = OPERATIONS[path].given.model_json_schema()["properties"]
-    listed = [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
-    return _about(path) | {"openapi_extra": {"parameters": listed}}
-
-
-def _about(path: str) -> dict[str, Any]:
-    """Return the summary and description of an operator's route: those of its body or query."""
-    if path not in OPERATED:
-        return {}  # those of its function
+def with_fields(path: str, endpoint: Endpoint) -> dict[str, Any]:
+    """Return the options of a route whose body or query documents it."""
     title = path.rpartition("/")[2].replace("_", " ").capitalize()
-    return {"summary": title, "description": getdoc(OPERATIONS[path].given)}
+    about: dict[str, Any] = {"summary": title, "description": getdoc(endpoint.given)}
+    if not endpoint.queried:
+        return about | with_body(path)
+    fields = endpoint.given.model_json_schema()["properties"]
+    listed = [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
+    return about | {"openapi_extra": {"parameters": listed}}
 
 
 def docs_page(title: str) -> Response:

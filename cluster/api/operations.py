@@ -1,15 +1,16 @@
 """What operators may do to a running engine: the paths, their bodies, and what carries them out."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
-from diffray.cluster.api.bodies import Named
+from diffray.cluster.api.bodies import ModelBody
 from diffray.cluster.api.errors import Json, as_api_error
-from diffray.cluster.api.fields import StrictModel, parse
+from diffray.cluster.api.fields import parse
+from diffray.cluster.api.questions import Endpoint
 from diffray.cluster.control.engine_client import EngineClient, Load
 from diffray.cluster.control.weight_changes import EngineChange, InFlight, Sleep, UpdateWeights
 from diffray.workers.messages import AWAKE
@@ -39,12 +40,6 @@ class Order(NamedTuple):
     given: object
 
 
-class ModelBody(StrictModel):
-    """What names the model, if several are served."""
-
-    model: Named = None
-
-
 class SleepBody(ModelBody):
     """Give memory back on all replicas: that of the K/V, at level 2 that of the weights too.
 
@@ -55,6 +50,14 @@ class SleepBody(ModelBody):
     level: Literal[1, 2] = Field(
         1, description="1: give the K/V memory back; 2: that of the weights, too."
     )
+
+
+class WakeUpQuery(ModelBody):
+    """Take the memory again on all replicas, and go on with the requests that wait."""
+
+
+class IsSleepingQuery(ModelBody):
+    """Say whether the model sleeps."""
 
 
 class UpdateWeightsBody(ModelBody):
@@ -255,12 +258,12 @@ async def _sleep(operated: Operated, query: SleepBody) -> Json:
     return {}
 
 
-async def _wake_up(operated: Operated, _: ModelBody) -> Json:
+async def _wake_up(operated: Operated, _: WakeUpQuery) -> Json:
     await operated.apply(Sleep(AWAKE))
     return {}
 
 
-async def _is_sleeping(operated: Operated, _: ModelBody) -> Json:
+async def _is_sleeping(operated: Operated, _: IsSleepingQuery) -> Json:
     return {"is_sleeping": (await operated.load()).sleep_level > AWAKE}
 
 
@@ -268,28 +271,19 @@ def _done(message: str) -> Json:
     return {"success": True, "message": message}
 
 
-class Operation(NamedTuple):
-    """The body or query that a path takes, and the function that carries it out."""
-
-    given: type[ModelBody]
-    carry_out: Callable[[Operated, Any], Awaitable[Json]]
-
-
 # By their paths, which need an operator's key.
 OPERATIONS: Final = {
-    UPDATE_WEIGHTS: Operation(UpdateWeightsBody, _update_weights),
-    JOIN_TRAINER: Operation(JoinTrainerBody, _join_trainer),
-    RECEIVE_WEIGHTS: Operation(ReceiveWeightsBody, _receive_weights),
-    LEAVE_TRAINER: Operation(LeaveTrainerBody, _leave_trainer),
-    LOAD_ADAPTER: Operation(LoadAdapterBody, _load_adapter),
-    UNLOAD_ADAPTER: Operation(UnloadAdapterBody, _unload_adapter),
-    SLEEP: Operation(SleepBody, _sleep),
-    WAKE_UP: Operation(ModelBody, _wake_up),
-    IS_SLEEPING: Operation(ModelBody, _is_sleeping),
+    UPDATE_WEIGHTS: Endpoint(UpdateWeightsBody, _update_weights),
+    JOIN_TRAINER: Endpoint(JoinTrainerBody, _join_trainer),
+    RECEIVE_WEIGHTS: Endpoint(ReceiveWeightsBody, _receive_weights),
+    LEAVE_TRAINER: Endpoint(LeaveTrainerBody, _leave_trainer),
+    LOAD_ADAPTER: Endpoint(LoadAdapterBody, _load_adapter),
+    UNLOAD_ADAPTER: Endpoint(UnloadAdapterBody, _unload_adapter),
+    SLEEP: Endpoint(SleepBody, _sleep, queried=True),
+    WAKE_UP: Endpoint(WakeUpQuery, _wake_up, queried=True),
+    IS_SLEEPING: Endpoint(IsSleepingQuery, _is_sleeping, "GET", queried=True),
 }
 OPERATED: Final = tuple(OPERATIONS)
-# Those that take a query, not a body, with their methods.
-QUERIED: Final = {SLEEP: "POST", WAKE_UP: "POST", IS_SLEEPING: "GET"}
 
 
 async def carry_out(

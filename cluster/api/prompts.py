@@ -185,7 +185,7 @@ class PromptReader:
     """Turns clients' prompts into token ids, with a service's tokenizer and its chat template."""
 
     def __init__(self, tokens: Tokens, sight: Sight | None, remote: RemoteImages) -> None:
-        self._tokens, self._sight = tokens, sight
+        self.tokens, self._sight = tokens, sight
         self._remote = remote
 
     async def prompts(self, body: GenerationBody) -> list[Prompt]:
@@ -204,8 +204,8 @@ class PromptReader:
             raise invalid("this model takes no images; leave them out", "messages")
         if len(urls) > _MOST_IMAGES:
             raise invalid(f"send at most {_MOST_IMAGES} images (given: {len(urls)})", "messages")
-        text = await conversation_text(messages, fields, self._tokens.tokenizer)
-        (ids,) = await self._tokens.encode([text], special, "messages")
+        text = await conversation_text(messages, fields, self.tokens.tokenizer)
+        (ids,) = await self.tokens.encode([text], special, "messages")
         if not urls or self._sight is None:
             return Prompt(tuple(ids))
         sight, images = self._sight, []
@@ -221,16 +221,16 @@ class PromptReader:
 
     async def _texts_and_ids(self, body: CompletionBody) -> list[Prompt]:
         texts = [each for each in body.prompt if isinstance(each, str)]
-        encoded = iter(await self._tokens.encode(texts, body.add_special_tokens))
+        encoded = iter(await self.tokens.encode(texts, body.add_special_tokens))
         suffix: list[int] = []
         if body.suffix is not None:
-            (suffix,) = await self._tokens.encode([body.suffix], False, "suffix")
+            (suffix,) = await self.tokens.encode([body.suffix], False, "suffix")
         prompts = []
         for each in body.prompt:
             ids = next(encoded) if isinstance(each, str) else each
             prompt = Prompt(tuple(ids), tuple(suffix))
             if body.echo:
-                before = each if isinstance(each, str) else self._tokens.prompt_text(each)
+                before = each if isinstance(each, str) else self.tokens.prompt_text(each)
                 prompt = prompt._replace(before=before, after=body.suffix or "")
             prompts.append(prompt)
         return prompts

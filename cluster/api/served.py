@@ -24,8 +24,8 @@ class Answering(Protocol):
 class Served(Answering, Protocol):
     """The same for all that an endpoint offers."""
 
-    async def ask(self, method: str, given: object) -> Json:
-        """Call a method of the service of the model that a body or query names."""
+    async def ask(self, path: str, given: object) -> Json:
+        """Answer a question about tokens, with the model that the body or query names."""
         ...
 
     async def operate(self, order: Order) -> Json:

@@ -16,18 +16,17 @@ from diffray.cluster.api.answers import Answer, ChatAnswer, CompletionAnswer
 from diffray.cluster.api.bodies import (
     ChatBody,
     CompletionBody,
-    DetokenizeBody,
     GenerationBody,
-    TokenizeBody,
 )
 from diffray.cluster.api.choices import Choice, Prompt, Runner
 from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, invalid, no_such_model
 from diffray.cluster.api.fields import parse
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
-from diffray.cluster.api.operations import ModelBody, OneEngine, Operated, Order, carry_out
+from diffray.cluster.api.operations import OneEngine, Operated, Order, carry_out
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.prompts import PromptReader, RemoteImages
+from diffray.cluster.api.questions import QUESTIONS
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
 from diffray.cluster.control.grammar_pool import GrammarPool
@@ -177,42 +176,14 @@ class Service:
         text = asked if isinstance(asked, str) else None
         yield RequestOutput(text, list(prompt.ids), [each.job.result() for each in choices])
 
-    # Tokens.
+    # Questions and operations.
 
-    async def ask(self, method: str, given: object) -> Json:
-        """Call `tokenize`, `detokenize` or `tokenizer_info`, as a door's `ask` does."""
-        found: Json = await getattr(self, method)(given)
-        return found
-
-    async def tokenize(self, given: object) -> Json:
-        body = parse(TokenizeBody, given)
+    async def ask(self, path: str, given: object) -> Json:
+        """Answer one of the questions about tokens."""
+        question = QUESTIONS[path]
+        body = parse(question.given, given)
         self._named(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise invalid("send either prompt or messages", "prompt")
-        special = body.add_special_tokens
-        if body.messages is not None:
-            (ids, *_) = await self._prompts.conversation(body.messages, body, bool(special))
-        else:
-            (found,) = await self._tokens.encode([body.prompt or ""], special is not False)
-            ids = tuple(found)
-        fast = self._tokens.tokenizer.fast
-        return {
-            "count": len(ids),
-            "max_model_len": self.engine.limits.context,
-            "tokens": list(ids),
-            "token_strs": fast.convert_ids_to_tokens(list(ids)) if body.return_token_strs else None,
-        }
-
-    async def detokenize(self, given: object) -> Json:
-        body = parse(DetokenizeBody, given)
-        self._named(body.model)
-        return {"prompt": await self._tokens.decode(body.tokens)}
-
-    async def tokenizer_info(self, given: object) -> Json:
-        self._named(parse(ModelBody, given).model)
-        return self._tokens.info()
-
-    # For operators.
+        return await question.carry_out(self._prompts, body)
 
     async def operate(self, order: Order) -> Json:
         return await carry_out(order, self._operated, self._named)

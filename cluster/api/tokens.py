@@ -26,6 +26,10 @@ class Tokens:
         self._byte_of = _byte_alphabet()
 
     @property
+    def context(self) -> int:
+        return self._limits.context
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer; raises ApiError without one."""
         if self._tokenizer is None:

@@ -60,8 +60,8 @@ class Door:
             async for chunk in chunks:
                 yield chunk
 
-    async def ask(self, method: str, given: object) -> Json:
-        return await (await self._model_for(given)).ask(method, given)
+    async def ask(self, path: str, given: object) -> Json:
+        return await (await self._model_for(given)).ask("ask", path, given)
 
     async def operate(self, order: Order) -> Json:
         model = await self._model_for(order.given)

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -273,7 +274,7 @@ def test_generation_config_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 
 def test_messages_may_be_parts_and_earlier_answers() -> None:
-    tokenize = service(Recorder()).tokenize
+    tokenize = partial(service(Recorder()).ask, "/tokenize")
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     answer: dict[str, Any] = {"role": "assistant", "content": "c", "tool_calls": []}
     answer |= {"refusal": None, "audio": None}

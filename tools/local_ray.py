@@ -17,6 +17,7 @@ SETTINGS = {
     "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.serve.ingress:middlewares",
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
 }
 MEMORY = 100_000_000  # bytes of a node's object store; Ray allows no less
 # Of each node. By default the agent listens on a fixed port, which other Ray clusters here use.
@@ -33,16 +34,30 @@ def local_cluster(
 ) -> Iterator[None]:
     """Start a Ray cluster on this machine, whose nodes claim the given resources."""
     with ray_environment(settings or {}):
-        cluster = Cluster()
         try:
-            with starting_ray():
-                for node in nodes:
-                    cluster.add_node(**OPTIONS | node)
-                ray.init(address=cluster.address, log_to_driver=True)
+            cluster = _started(nodes)
+        except Exception as error:  # Ray has no type for it
+            if "timed out during startup" not in str(error):
+                raise
+            cluster = _started(nodes)  # a busy machine took longer than Ray's 30 s
+        try:
+            ray.init(address=cluster.address, log_to_driver=True)
             yield
         finally:
             ray.shutdown()
             cluster.shutdown()
+
+
+def _started(nodes: list[dict[str, Any]]) -> Cluster:
+    cluster = Cluster()
+    try:
+        with starting_ray():
+            for node in nodes:
+                cluster.add_node(**OPTIONS | node)
+        return cluster
+    except BaseException:
+        cluster.shutdown()
+        raise
 
 
 @contextmanager

@@ -22,6 +22,10 @@ SETTINGS = RAY | {
     # A proxy is restarted after three failures: after 4.5 s instead of 30 s.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1.5",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",  # a busy machine needs more than 5
+    # Proxies call replicas over gRPC, which takes less time than calls of actors. Whole answers are
+    # one message each; by default one of more than 4 MiB fails.
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**28),
 }
 
 

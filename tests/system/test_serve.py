@@ -123,6 +123,18 @@ def test_it_says_where_each_model_is_that_it_is_a_toy_and_what_to_ask(served: Se
 
 
 @pytest.mark.parametrize("path", ["", "/demo"])
+def test_requests_and_answers_may_have_many_megabytes(
+    served: Served, llms: dict[str, DiffusionLLM], path: str
+) -> None:
+    tokenizer = llms["demo"].get_tokenizer()
+    longest = max(range(len(tokenizer)), key=lambda token: len(tokenizer.decode([token])))
+    body = {"model": "demo", "tokens": [longest] * 2**20}
+    asked = httpx2.post(f"{served.url}{path}/detokenize", json=body, headers=HEADERS, timeout=60)
+    assert asked.json()["prompt"] == tokenizer.decode([longest]) * 2**20
+    assert len(asked.request.content) > 2**22 and len(asked.content) > 2**23
+
+
+@pytest.mark.parametrize("path", ["", "/demo"])
 def test_an_answer_has_one_request_id(served: Served, path: str) -> None:
     for given in (dict[str, str](), {"X-Request-Id": "mine-7"}):
         answer = httpx2.get(f"{served.url}{path}/v1/models", headers=HEADERS | given)

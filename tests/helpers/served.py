@@ -33,15 +33,13 @@ door: {{num_replicas: 1}}
 """
 MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 PATIENCE_S = 240.0  # seconds for what takes few, on a machine that does other things too
-# Takes seconds: one token a step. The second model's steps are shorter.
-LONG: dict[str, dict[str, Any]] = {
-    model: {
-        "max_tokens": tokens,
-        "min_tokens": tokens,
-        "diffusion": {"block_length": 32, "decoder": {"kind": "fixed", "steps": tokens}},
-    }
-    for model, tokens in zip(MODELS, (160, 320), strict=True)
-}
+LONG_S = 4.0  # seconds that a long answer takes alone
+MOST_LONG = 896  # and the most tokens of it, as the context has 1,024
+
+
+def one_token_a_step(tokens: int) -> dict[str, Any]:
+    diffusion = {"block_length": 32, "decoder": {"kind": "fixed", "steps": tokens}}
+    return {"max_tokens": tokens, "min_tokens": tokens, "diffusion": diffusion}
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -97,14 +95,31 @@ class Served(ServeProcess):
         url = f"{self.url}{path}/v1/chat/completions"
         return httpx2.post(url, json=body, headers=HEADERS, timeout=PATIENCE_S)
 
+    @cached_property
+    def long(self) -> dict[str, dict[str, Any]]:
+        """Each model's options for an answer that takes seconds, however fast the processor is."""
+
+        def seconds(model: str, tokens: int) -> float:
+            begin = time.monotonic()
+            assert text_of(self.post(model, f"/{model}", **one_token_a_step(tokens)))
+            return time.monotonic() - begin
+
+        each = {model: min(seconds(model, 32) for _ in range(3)) / 32 for model in MODELS}
+        tokens = {model: int(LONG_S / each[model]) // 32 * 32 for model in MODELS}
+        return {
+            model: one_token_a_step(min(max(tokens[model], 128), MOST_LONG)) for model in MODELS
+        }
+
     def chunks(self, model: str, path: str = "") -> Iterator[str]:
-        body = {"model": model, "messages": MESSAGES} | LONG[model]
+        body = {"model": model, "messages": MESSAGES} | self.long[model]
         yield from pieces_of(f"{self.url}{path}/v1/chat/completions", body, HEADERS)
 
     @cached_property
     def long_texts(self) -> dict[str, str]:
         """What each model writes at its own path, undisturbed."""
-        return {model: text_of(self.post(model, f"/{model}", **LONG[model])) for model in MODELS}
+        return {
+            model: text_of(self.post(model, f"/{model}", **self.long[model])) for model in MODELS
+        }
 
     def streamed(self, model: str, path: str = "") -> tuple[str, str]:
         *pieces, end = self.chunks(model, path)

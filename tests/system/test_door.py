@@ -26,12 +26,12 @@ from tests.helpers.nodes import clients
 from tests.helpers.served import (
     HEADERS,
     KEY,
-    LONG,
     MESSAGES,
     MODELS,
     OPERATES,
     PATIENCE_S,
     Served,
+    one_token_a_step,
     text_of,
     wait_until,
 )
@@ -152,7 +152,7 @@ def test_no_answer_is_by_two_versions_of_the_weights(served: Served, tmp_path: P
         folder / "model.safetensors",
     )
     paths = {"old": "demo", "new": str(folder)}
-    options = LONG["demo"] | {"max_tokens": 48, "min_tokens": 48, "return_trajectory": True}
+    options = one_token_a_step(48) | {"return_trajectory": True}
 
     def ask(number: int) -> tuple[str, int, str]:
         messages = [{"role": "user", "content": f"What is {number} plus {number + 20}?"}]
@@ -248,7 +248,7 @@ def test_a_lost_replica_s_answers_come_from_another(served: Served) -> None:
     served.wait_for_load(running=0)
     with ThreadPoolExecutor(9) as pool:
         ways = ("", "/demo") * 2  # the door asks again, or the proxy
-        whole = [pool.submit(served.post, "demo", way, **LONG["demo"]) for way in ways]
+        whole = [pool.submit(served.post, "demo", way, **served.long["demo"]) for way in ways]
         streams = [pool.submit(served.streamed, "demo") for _ in range(4)]
         other = pool.submit(served.streamed, "demo-llada2")
         end = time.monotonic() + PATIENCE_S

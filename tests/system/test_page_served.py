@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from typing import Any
 
 import pytest
 
@@ -15,11 +14,11 @@ from tools.page import COMPLETE, FAILED, FINAL, STATE, ask, intercept, opened, w
 pytestmark = pytest.mark.long
 
 PROMPT = "What is 12 plus 30?"
-LONG: dict[str, Any] = {"max_tokens": 192, "min_tokens": 192}
 
 
 def test_an_answer_outlives_a_rank_and_says_that_its_replica_is_lost(served: Served) -> None:
     words = "; 1 request continues on a new worker group"
+    tokens = served.long["demo"]["max_tokens"]
     continued = served.said.count(words)
     with chromium(needed("chromium")) as tab:
         page = opened(tab, f"{served.url}/demo")
@@ -29,13 +28,13 @@ def test_an_answer_outlives_a_rank_and_says_that_its_replica_is_lost(served: Ser
         page.press("Enter")
         page.wait("document.querySelectorAll('#model option').length")
         page.choose("[name=pace]", "0")
-        intercept(page, **LONG)
-        watch_slowly(page, 192)
+        intercept(page, max_tokens=tokens, min_tokens=tokens)
+        watch_slowly(page, tokens)
 
         ask(page, PROMPT)
         page.wait(f"{FINAL} > 8")
         os.kill(served.busiest("ray::Worker"), signal.SIGKILL)
-        page.wait(f"{COMPLETE} || {FAILED} || {FINAL} === 192")
+        page.wait(f"{COMPLETE} || {FAILED} || {FINAL} === {tokens}")
         page.wait("document.querySelector('#send').textContent === 'Send'")
         assert not page.evaluate(FAILED), page.text("[data-part=reason]")
         whole = page.text(".answer")

@@ -27,7 +27,6 @@ from tests.helpers.npm_client import npm_project, npm_told
 from tests.helpers.served import (
     HEADERS,
     KEY,
-    LONG,
     MESSAGES,
     MODELS,
     ROOM,
@@ -208,7 +207,7 @@ def test_a_full_queue_refuses_and_clients_that_hang_up_leave_nothing(served: Ser
     with ExitStack() as streams:
         for number in range(ROOM):
             path = "" if number % 2 else f"/{MODELS[1]}"
-            body = {"model": MODELS[1]} | LONG[MODELS[1]]
+            body = {"model": MODELS[1]} | served.long[MODELS[1]]
             streams.enter_context(open_stream(served.port, body, path, pause=0.02))
         served.wait_for_load(running=4, waiting=ROOM - 4)
         with openai_client(served) as client, pytest.raises(openai.RateLimitError) as refused:

@@ -10,6 +10,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from benchmarks.serve_process import starting_ray
+from diffray.cluster.control.ray_settings import kill_rays_since
+from diffray.workers.process import children
 
 SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
@@ -17,7 +19,6 @@ SETTINGS = {
     "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.serve.ingress:middlewares",
-    "RAY_SERVE_PROXY_USE_GRPC": "1",
 }
 MEMORY = 100_000_000  # bytes of a node's object store; Ray allows no less
 # Of each node. By default the agent listens on a fixed port, which other Ray clusters here use.
@@ -34,11 +35,13 @@ def local_cluster(
 ) -> Iterator[None]:
     """Start a Ray cluster on this machine, whose nodes claim the given resources."""
     with ray_environment(settings or {}):
+        before = children()
         try:
             cluster = _started(nodes)
         except Exception as error:  # Ray has no type for it
-            if "timed out during startup" not in str(error):
+            if "timed out" not in str(error).lower():
                 raise
+            kill_rays_since(before)
             cluster = _started(nodes)  # a busy machine took longer than Ray's 30 s
         try:
             ray.init(address=cluster.address, log_to_driver=True)

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -44,13 +44,20 @@ def start_ray_here(**options: Any) -> Any:
         if "timed out during startup" not in str(error):
             raise
         log.warning("Ray was not up within its own limit of 30 s; starting it once more")
-        package = str(Path(ray.__file__).parent).encode()
-        for pid in children() - before:  # Ray itself forgets what it has started
-            with suppress(OSError):
-                if package in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
+        kill_rays_since(before)
         return ray.init(address="local", **options)
+
+
+def kill_rays_since(before: Set[int]) -> None:
+    """Kill what a failed start of Ray has left: children that were not there before."""
+    import ray
+
+    package = str(Path(ray.__file__).parent).encode()
+    for pid in children() - before:
+        with suppress(OSError):
+            if package in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 def _make_token() -> None:

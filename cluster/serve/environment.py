@@ -22,10 +22,14 @@ SETTINGS = RAY | {
     # A proxy is restarted after three failures: after 4.5 s instead of 30 s.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1.5",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",  # a busy machine needs more than 5
-    # Proxies call replicas over gRPC, which takes less time than calls of actors. Whole answers are
-    # one message each; by default one of more than 4 MiB fails.
+}
+# Proxies call replicas over gRPC, which takes less time than calls of actors. Not on several nodes:
+# that a node has vanished gRPC notices only after minutes.
+_GRPC = {
     "RAY_SERVE_PROXY_USE_GRPC": "1",
+    # A whole answer is one message, and by default one of more than 4 MiB fails.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**28),
+    "grpc_proxy": "",  # instead of `http_proxy`
 }
 
 
@@ -41,7 +45,7 @@ def prepare_server(routes: Collection[str], prefix_routed: Collection[str]) -> N
     """
     own = {ROUTES: " ".join(routes), PREFIX_ROUTED: " ".join(prefix_routed)}
     quiet = {"RAY_SERVE_LOG_TO_STDERR": "0"}  # to its files, not to the terminal
-    set_defaults(SETTINGS | ALONE | own | quiet)
+    set_defaults(SETTINGS | ALONE | _GRPC | own | quiet)
 
 
 def take_keys(typed: Iterable[str], variable: str) -> list[str]:

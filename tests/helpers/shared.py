@@ -42,7 +42,10 @@ def shared_ray() -> Iterator[None]:
 def start_server(folder: Path) -> Served:
     SHARED.callback(start_server.cache_clear)
     (folder / "models.yaml").write_text(CONFIG)
-    running = SHARED.enter_context(serve_process("--config", str(folder / "models.yaml")))
+    # No call between processes of one machine may go through a proxy.
+    settings = {"http_proxy": "http://127.0.0.1:9"}
+    models = str(folder / "models.yaml")
+    running = SHARED.enter_context(serve_process("--config", models, settings=settings))
     running.wait_for("are ready at ", 1)
     return Served(running.process, running.folder, running.port)
 

@@ -29,6 +29,7 @@ from tests.helpers.served import (
     KEY,
     MESSAGES,
     MODELS,
+    PATIENCE_S,
     ROOM,
     Served,
     open_stream,
@@ -128,7 +129,9 @@ def test_requests_and_answers_may_have_many_megabytes(
     tokenizer = llms["demo"].get_tokenizer()
     longest = max(range(len(tokenizer)), key=lambda token: len(tokenizer.decode([token])))
     body = {"model": "demo", "tokens": [longest] * 2**20}
-    asked = httpx2.post(f"{served.url}{path}/detokenize", json=body, headers=HEADERS, timeout=60)
+    asked = httpx2.post(
+        f"{served.url}{path}/detokenize", json=body, headers=HEADERS, timeout=PATIENCE_S
+    )
     assert asked.json()["prompt"] == tokenizer.decode([longest]) * 2**20
     assert len(asked.request.content) > 2**22 and len(asked.content) > 2**23
 

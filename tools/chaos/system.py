@@ -171,7 +171,8 @@ def shared_now() -> set[str]:
 def shared_left(before: set[str]) -> set[str]:
     """Return what was not there before and no living process uses: programs beside this one do.
 
-    Not Python's semaphores: of a killed process beside this one, they stay until its parent ends.
+    Python's semaphores do not count: those of a killed process beside this one stay until its
+    parent ends.
     """
     new = {name for name in shared_now() - before if not name.startswith("sem.")}
     used = set[str]()

@@ -38,7 +38,7 @@ from diffray.cluster.control.engine_client import EngineFailed
 
 GetService = Callable[[], Served]
 Handler = Callable[[Request], Awaitable[Response]]
-Read = Callable[[Request, type[StrictModel]], Awaitable[tuple[object, list[str]]]]
+Read = Callable[[Request, Endpoint], Awaitable[tuple[object, list[str]]]]  # and warnings
 CarryOut = Callable[[str, object], Awaitable[Json]]  # at a path, for a body or query
 
 
@@ -144,10 +144,16 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
         """
         return await generate(request, CompletionBody)
 
+    async def read_question(request: Request, question: Endpoint) -> tuple[object, list[str]]:
+        if not question.queried:
+            return await read(request, question.given)
+        query = request.query_params.items()
+        return {name: value for name, value in query if name in question.given.model_fields}, []
+
     async def ask(path: str, given: object) -> Json:
         return await get_service().ask(path, given)
 
-    _add(router, QUESTIONS, read, ask)
+    _add(router, QUESTIONS, read_question, ask)
     return router
 
 
@@ -199,8 +205,8 @@ def _operations(get_service: GetService, settings: ApiSettings) -> APIRouter:
     """Return the routes that change the engine, for which the gate asks for an operator's key."""
     router = APIRouter(tags=["Operation"])
 
-    async def read(request: Request, kind: type[StrictModel]) -> tuple[object, list[str]]:
-        return await _read(settings, request), []
+    async def read(request: Request, operation: Endpoint) -> tuple[object, list[str]]:
+        return _query(request) if operation.queried else await _read(settings, request), []
 
     async def operate(path: str, given: object) -> Json:
         return await get_service().operate(Order(path, given))
@@ -217,11 +223,8 @@ def _add(
     def add(path: str, endpoint: Endpoint) -> None:
         @router.api_route(path, methods=[endpoint.method], **with_fields(path, endpoint))
         async def handle(request: Request) -> Response:
-            if endpoint.queried:
-                found = await carry_out(path, _query(request))
-            else:
-                body, warnings = await read(request, endpoint.given)
-                found = with_warnings(await carry_out(path, body), warnings)
+            given, warnings = await read(request, endpoint)
+            found = with_warnings(await carry_out(path, given), warnings)
             return answer(found) if found else Response()
 
     for path, endpoint in endpoints.items():

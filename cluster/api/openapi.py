@@ -126,8 +126,9 @@ def with_body(path: str) -> dict[str, Any]:
 
 def with_fields(path: str, endpoint: Endpoint) -> dict[str, Any]:
     """Return the options of a route whose body or query documents it."""
-    title = path.rpartition("/")[2].replace("_", " ").capitalize()
-    about: dict[str, Any] = {"summary": title, "description": getdoc(endpoint.given)}
+    name = path.rpartition("/")[2]
+    title = name.replace("_", " ").capitalize()
+    about: dict[str, Any] = {"name": name, "summary": title, "description": getdoc(endpoint.given)}
     if not endpoint.queried:
         return about | with_body(path)
     fields = endpoint.given.model_json_schema()["properties"]

@@ -103,6 +103,7 @@ def router_config() -> RequestRouterConfig:
 def _key(request: PendingRequest) -> str | None:
     if request.metadata.session_id:
         return str(request.metadata.session_id)
-    named = request.metadata.call_method == "ask"  # its first argument is a method's name
-    given: Iterable[object] = (*request.args[named : named + 1], *request.kwargs.values())
+    # The body is the first argument; of "ask" the last, after a method's name and perhaps a path.
+    bodies = request.args[-1:] if request.metadata.call_method == "ask" else request.args[:1]
+    given: Iterable[object] = (*bodies, *request.kwargs.values())
     return next((key for each in given if (key := prefix_key(each)) is not None), None)

@@ -257,6 +257,7 @@ def test_tokenize_and_detokenize(tiny: Served, http: httpx2.Client) -> None:
 
 def test_tokenizer_info_is_what_a_remote_tokenizer_needs(tiny: Served, http: httpx2.Client) -> None:
     info = http.get("/tokenizer_info").json()
+    assert http.get("/tokenizer_info?api-version=1").json() == info  # as gateways ask
     assert info["eos_token"] == "<|end|>" and info["chat_template"] == CHAT_TEMPLATE
     assert info["bos_token"] is None and info["model_max_length"] == tiny.engine.limits.context
     assert "/" not in info["tokenizer_class"] and "name_or_path" not in info

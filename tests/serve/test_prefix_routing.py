@@ -108,7 +108,8 @@ async def test_calls_of_a_handle_go_by_their_prompts() -> None:
         expected = [choose(str(prefix_key(body)), idle(8))]
         assert await candidates("chat", body) == expected
         assert await candidates("ask", "chat", body) == expected
-    assert await candidates("ask", "tokenizer_info", {"model": None}) == [*idle(8)]
+        assert await candidates("ask", "ask", "/tokenize", body) == expected
+    assert await candidates("ask", "ask", "/tokenizer_info", {"model": None}) == [*idle(8)]
 
 
 def idle(count: int) -> dict[str, int]:

@@ -19,7 +19,6 @@ from diffray.cluster.control.local import WaitingEngine
 from diffray.cluster.control.ranks import WaitingRanks
 from diffray.components.checkpoints.folder import resolve
 from diffray.components.grammar.canvas import LONGEST
-from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.adapters import LoadedAdapters
@@ -84,7 +83,9 @@ class DiffusionLLM(Upkept):
             self.tokenizer = Tokenizer.load(path, ranks.limits.mask_token_id)
         self._reader = Reader(self.tokenizer, self.limits.spec.sight)
         self._grammars = GrammarPool(self.tokenizer, self.limits)
-        self._maker = RequestMaker(self._reader, default, self.limits, self.adapters, self._compile)
+        self._maker = RequestMaker(
+            self._reader, default, self.limits, self.adapters, self._grammars.compile
+        )
         # By the uid of the request; each call owns its jobs, which end with it.
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
         self._events: deque[Event] = deque()  # that Ctrl-C kept from being applied
@@ -227,7 +228,7 @@ class DiffusionLLM(Upkept):
     ) -> Iterator[Delta]:
         """Yield the answer to one prompt or conversation as it becomes final."""
         (params,) = as_params("stream", sampling_params, options, 1)
-        requests = self._maker.requests(self._reader.any(prompt), params)
+        requests = self._requests(self._reader.any(prompt), params)
         with self._running([requests]) as jobs:
             while jobs:
                 self._advance()
@@ -251,7 +252,7 @@ class DiffusionLLM(Upkept):
         (params,) = as_params("watch", sampling_params, options, 1)
         if params.n != 1:
             raise ValueError(f"watch shows one answer; leave n out (given: {params.n})")
-        requests = self._maker.requests(self._reader.any(prompt), params, watch=True)
+        requests = self._requests(self._reader.any(prompt), params, watch=True)
         with self._running([requests]) as jobs:
             (job,) = jobs.values()
             while not job.finished:
@@ -261,9 +262,11 @@ class DiffusionLLM(Upkept):
                     yield job.canvas
             yield list(job.choice.token_ids)
 
-    def _compile(self, outputs: StructuredOutputs, slot_length: int | None) -> bytes:
+    def _requests(
+        self, given: Given, params: SamplingParams, watch: bool = False
+    ) -> list[CheckedRequest]:
         _ = self.client  # after a shutdown there is none
-        return self._grammars.compile(outputs, slot_length)
+        return self._maker.requests(given, params, watch)
 
     # Jobs: one engine request each, so several where n > 1.
 
@@ -271,7 +274,7 @@ class DiffusionLLM(Upkept):
         self, given: list[Given], params: list[SamplingParams], use_tqdm: Bar
     ) -> list[RequestOutput]:
         # All requests are checked before any starts.
-        checked = [self._maker.requests(*both) for both in zip(given, params, strict=True)]
+        checked = [self._requests(*both) for both in zip(given, params, strict=True)]
         total = sum(map(len, checked))
         # Shown only for work that takes longer than a few seconds.
         make = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=not use_tqdm)

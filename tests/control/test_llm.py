@@ -1,8 +1,10 @@
 """The public Python API, on a tiny checkpoint with and without a tokenizer."""
 
+import gc
 import logging
 import math
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -356,6 +358,18 @@ def test_without_a_tokenizer_only_ids_are_understood_and_after_shutdown_nothing(
         refused(lambda: llm.generate([1], bad_words=["x"]), "bad_words need a tokenizer")
         assert llm.generate([1], SHORT)[0].outputs[0].text == ""
     refused(lambda: llm.generate([1]), "has been shut down")
+
+
+def test_a_model_that_nobody_uses_is_freed_at_once() -> None:
+    llm = DiffusionLLM(str(LLADA), **IDS)
+    llm.generate([1], SHORT)
+    found = weakref.ref(llm)
+    gc.disable()  # which would wait with the weights, if they were part of a cycle
+    try:
+        del llm
+        assert found() is None
+    finally:
+        gc.enable()
 
 
 def test_bad_words_are_not_written(llm: DiffusionLLM) -> None:

@@ -245,26 +245,31 @@ def test_a_replica_that_starts_later_has_them_too(served: Served) -> None:
 def test_a_lost_replica_s_answers_come_from_another(served: Served) -> None:
     """And the other model's clients notice nothing."""
     texts = served.long_texts
-    served.wait_for_load(running=0)
-    with ThreadPoolExecutor(9) as pool:
-        ways = ("", "/demo") * 2  # the door asks again, or the proxy
-        whole = [pool.submit(served.post, "demo", way, **served.long["demo"]) for way in ways]
-        streams = [pool.submit(served.streamed, "demo") for _ in range(4)]
-        other = pool.submit(served.streamed, "demo-llada2")
-        end = time.monotonic() + PATIENCE_S
-        while served.load()["running"] < 9:
-            assert time.monotonic() < end
-            assert not [each.result().text for each in whole if each.done()]
-        os.kill(replicas_of(served, "demo")[0], signal.SIGKILL)
-        answers = [future.result() for future in whole]
-        ends = [future.result() for future in streams]
-        text, end_of_stream = other.result()
+    killed = False
+    for _ in range(5):  # until no answer ends before all run: a client may wait for its processor
+        served.wait_for_load(running=0)
+        with ThreadPoolExecutor(9) as pool:
+            ways = ("", "/demo") * 2  # the door asks again, or the proxy
+            whole = [pool.submit(served.post, "demo", way, **served.long["demo"]) for way in ways]
+            streams = [pool.submit(served.streamed, "demo") for _ in range(4)]
+            other = pool.submit(served.streamed, "demo-llada2")
+            while served.load()["running"] < 9 and not any(each.done() for each in whole):
+                pass
+            if not any(each.done() for each in whole):
+                os.kill(replicas_of(served, "demo")[0], signal.SIGKILL)
+                killed = True
+            answers = [future.result() for future in whole]
+            ends = [future.result() for future in streams]
+            text, end_of_stream = other.result()
         assert end_of_stream == "done", served.said
         assert text == texts["demo-llada2"]
-    assert [text_of(answer) for answer in answers] == [texts["demo"]] * 4
-    for text, end_of_stream in ends:
-        assert texts["demo"].startswith(text)
-        assert end_of_stream == "done" or "send the request again" in end_of_stream
+        assert [text_of(answer) for answer in answers] == [texts["demo"]] * 4
+        for text, end_of_stream in ends:
+            assert texts["demo"].startswith(text)
+            assert end_of_stream == "done" or "send the request again" in end_of_stream
+        if killed:
+            return
+    raise AssertionError("some answers always ended before others began")
 
 
 def test_a_model_without_a_replica_leaves_the_other_alone(served: Served) -> None:

@@ -28,7 +28,8 @@ GONE_S = 15.0  # after which nothing may be left
 BUSY = 4  # times slower than alone, on a machine that does other things too
 STREAMS = 4
 READY = [
-    "Starting Ray", "Loading demo", "demo is ready at", "Ray is at", "demo is a toy",
+    "Starting Ray", "Ray was not up within", "Loading demo", "demo is ready at", "Ray is at",
+    "demo is a toy",
     "Prompts to try:", *examples("demo"), "Chat with demo", "Chat in another terminal",
     "Its API is described at", "loading demo on 1 ranks", "1 ranks ready after",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from diffray.cluster.api.errors import Json
 from diffray.cluster.api.fields import NOTED, StrictModel
 from diffray.cluster.api.noop_fields import noop_schemas
 from diffray.cluster.api.operations import OPERATED, OPERATIONS
-from diffray.cluster.api.questions import QUESTIONS, Endpoint
+from diffray.cluster.api.questions import EXAMPLE_PROMPT, QUESTIONS, Endpoint
 from diffray.cluster.api.responses_body import ResponsesBody
 from diffray.components.params import SamplingParams
 
@@ -35,12 +35,11 @@ BODIES: Final[dict[str, type[StrictModel]]] = {
     "/v1/messages/count_tokens": CountTokensBody,
     **{path: each.given for path, each in _LISTED.items() if not each.queried},
 }
-_QUESTION: Final = "Write a Python function that returns the sum of a list."
-_ASKED: Final = {"messages": [{"role": "user", "content": _QUESTION}], "max_tokens": 96}
+_ASKED: Final = {"messages": [{"role": "user", "content": EXAMPLE_PROMPT}], "max_tokens": 96}
 EXAMPLES: Final[dict[str, Json]] = {
     "/v1/chat/completions": _ASKED | {"diffusion": {"decoder": {"kind": "threshold"}}},
     "/v1/completions": {"prompt": "def add(a, b):", "max_tokens": 32},
-    "/v1/responses": {"input": _QUESTION, "max_output_tokens": 96},
+    "/v1/responses": {"input": EXAMPLE_PROMPT, "max_output_tokens": 96},
     "/v1/messages": _ASKED,
     "/v1/messages/count_tokens": {"messages": _ASKED["messages"]},
     **{path: each.example for path, each in QUESTIONS.items() if each.example is not None},

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from diffray.cluster.api.prompts import PromptReader  # imports a tokenizer's library
 
 _MOST_TOKENS: Final = 2**20  # to decode
-_TEXT: Final = "Write a Python function that returns the sum of a list."
+EXAMPLE_PROMPT: Final = "Write a Python function that returns the sum of a list."
 
 
 class Endpoint(NamedTuple):
@@ -78,7 +78,7 @@ async def _tokenizer_info(prompts: "PromptReader", _: TokenizerInfoQuery) -> Jso
 
 
 QUESTIONS: Final = {
-    "/tokenize": Endpoint(TokenizeBody, _tokenize, example={"prompt": _TEXT}),
+    "/tokenize": Endpoint(TokenizeBody, _tokenize, example={"prompt": EXAMPLE_PROMPT}),
     "/detokenize": Endpoint(DetokenizeBody, _detokenize, example={"tokens": [1, 2, 3]}),
     "/tokenizer_info": Endpoint(TokenizerInfoQuery, _tokenizer_info, "GET", queried=True),
 }

@@ -163,6 +163,14 @@ def test_tokens_are_those_of_a_slow_sampler(
     assert changed
 
 
+def test_penalties_are_as_exact_as_the_logits() -> None:
+    # Rounded to float32, 0.1 is larger by 1.5e-9, and the second token would be another one.
+    model = ScriptedModel(lambda at: {5: 9.1, 6: 9.0 - 1e-9 if at > 1 else 0.0})
+    for penalty, expected in ((0.1, [5, 5]), (0.11, [5, 6])):
+        given: dict[str, Any] = {"presence_penalty": penalty, "diffusion": {"block_length": 1}}
+        assert generate(model, (1,), max_tokens=2, **given) == expected
+
+
 def test_neutral_values_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse = Mock(side_effect=AssertionError("asked for by nobody"))
     monkeypatch.setattr("diffray.workers.batch_plan.propose", refuse)

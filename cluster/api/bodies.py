@@ -216,6 +216,10 @@ class TemplateFields(StrictModel):
         default_factory=list, description="Functions that the template shows to the model."
     )
 
+    @property
+    def shown_tools(self) -> Tools:
+        return self.tools
+
 
 class ChatBody(GenerationBody, TemplateFields):
     """POST /v1/chat/completions."""
@@ -272,9 +276,14 @@ class ChatBody(GenerationBody, TemplateFields):
         return choice.function.name if isinstance(choice, NamedTool) else None
 
     @property
+    def shown_tools(self) -> Tools:
+        """The tools in the prompt: a model that sees some may call them whatever the choice."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
     def calls(self) -> bool:
         """Whether the answer may have calls."""
-        return bool(self.tools) and self.tool_choice != "none"
+        return bool(self.shown_tools)
 
     def _structures(self) -> dict[str, StructuredOutputs]:
         if not self.calls:

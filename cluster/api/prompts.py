@@ -136,7 +136,7 @@ async def conversation_text(
             "continue_final_message",
         )
     _refuse_reserved(fields.chat_template_kwargs, tokenizer)
-    tools = [each.model_dump(exclude_unset=True) for each in fields.tools] or None
+    tools = [each.model_dump(exclude_unset=True) for each in fields.shown_tools] or None
     given = {
         "conversations": [[each.for_template() for each in messages]],
         "chat_template": tokenizer.fast.get_chat_template(tools=tools),

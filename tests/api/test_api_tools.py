@@ -65,7 +65,7 @@ def test_calls_are_made_as_asked(demo: Service) -> None:
     (call,) = named["message"]["tool_calls"]
     assert call["function"] == {"name": "now", "arguments": "{}"}
     assert none["finish_reason"] == "stop" and "tool_calls" not in none["message"]
-    assert none["message"]["content"]
+    assert none["message"]["content"] and CALL[:11] not in none["message"]["content"]
     (call,) = auto["message"]["tool_calls"]
     assert auto["finish_reason"] == "tool_calls" and call["function"]["name"] == "get_weather"
     assert json.loads(call["function"]["arguments"])["city"] == "Rome"

@@ -38,7 +38,7 @@ class Answer(ABC):
         self.id = f"{self.id_prefix}-{body.request_id or uuid4().hex}"
         self._created = int(time.time())
         self._begun: set[int] = set()  # indices of choices with an opening chunk
-        self.warnings = self._untold = list(self._lowered())
+        self.warnings = self._untold = [*self._lowered(), *self._long_canvas()]
 
     def whole(self) -> Json:
         """Return the answer when all choices are complete."""
@@ -127,6 +127,18 @@ class Answer(ABC):
                     f"max_tokens is lowered from {wanted} to {left}: {which} has {taken} tokens, "
                     f"and the context {taken + left}"
                 )
+
+    def _long_canvas(self) -> Iterator[str]:
+        """Yield a sentence if max_tokens is a canvas much longer than those of the model."""
+        checked = self.choices[0].checked
+        given, usual = checked.request.params.diffusion, checked.limits.spec.canvas_length
+        chosen = given.canvas or given.canvas_length or checked.request.suffix
+        decoder, length = given.decoder, 0 if chosen else checked.max_tokens
+        if decoder is not None and decoder.counts_canvas and 0 < 2 * usual < length:
+            yield (
+                f"max_tokens ({length}) is the canvas with decoder {decoder.kind!r}, far above "
+                f"this model's {usual}; if the answer is empty, lower it"
+            )
 
     def _chunk(self, *choices: Json) -> Json:
         made = self._envelope(self.chunk_kind, list(choices))

@@ -76,6 +76,18 @@ def test_what_the_context_has_no_room_for_is_lowered_and_said(
     assert path != CHAT or not any("warnings" in event for event in events[1:])
 
 
+def test_a_canvas_far_too_long_is_said(demo_url: str) -> None:
+    long, growing, short = (
+        post(demo_url, CHAT, limit, diffusion={"decoder": kind}).json()
+        for limit, kind in ((900, "fixed"), (900, "threshold"), (64, "fixed"))
+    )
+    (told,) = long["warnings"]
+    assert told.startswith("max_tokens (900) is the canvas with decoder 'fixed', far above this")
+    assert "warnings" not in growing and "warnings" not in short
+    chosen = post(demo_url, CHAT, 900, diffusion={"decoder": "fixed", "canvas": "fixed"})
+    assert "warnings" not in chosen.json()
+
+
 def test_it_is_refused_on_request_and_in_completions(demo_url: str) -> None:
     strict = post(demo_url, CHAT, 16384, strict_max_tokens=True)
     assert strict.status_code == 400

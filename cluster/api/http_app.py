@@ -259,6 +259,7 @@ def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
     """Return the routes that report on the server."""
     router = APIRouter(tags=["Reports"])
 
+    @router.head("/health", include_in_schema=False)  # for monitors
     @router.get("/ping", include_in_schema=False)  # for SageMaker
     @router.get("/health", response_class=Response)
     async def health() -> Response:

@@ -57,6 +57,7 @@ def test_only_its_own_files_may_run_and_load(http: httpx2.Client) -> None:
 
 def test_the_page_needs_no_key_and_what_it_reads_does(service: Service) -> None:
     with serve(service, ApiSettings(api_keys=("key",))) as url:
+        assert httpx2.head(f"{url}/").status_code == 200
         for path in ("/", "/page/app.js", "/openapi.json"):
             assert httpx2.get(url + path).status_code == 200
         for path in ("/v1/models", "/page", "/pages/app.js", "/page/../load"):

@@ -148,14 +148,11 @@ def run_batch(
         return summary
     waiting = (line for line in read_lines(source) if line.custom_id not in done)
 
-    begin = monotonic()
     try:
         concurrency = min(concurrency, summary.left)
         asyncio.run(_run(waiting, target, backend, summary, concurrency, tries))
     except KeyboardInterrupt:
         summary.interrupted = True
-    finally:
-        summary.seconds = monotonic() - begin
     return summary
 
 
@@ -170,6 +167,7 @@ async def _run(
     """Send all requests concurrently; an error that affects them all ends the batch."""
     with target.open("a") as out, closing(Progress(summary)) as progress:
         async with backend as answer:
+            begin = monotonic()  # with the model loaded
 
             async def work() -> None:
                 for line in lines:
@@ -189,6 +187,8 @@ async def _run(
                         group.create_task(work())
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
+            finally:
+                summary.seconds = monotonic() - begin
 
 
 async def _send(answer: Answer, line: Line, tries: int) -> Reply:

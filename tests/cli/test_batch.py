@@ -270,6 +270,19 @@ def test_progress_is_logged() -> None:
     assert file.getvalue() == "3 of 4 done, 1 failed\n"
 
 
+def test_loading_does_not_count(tmp_path: Path) -> None:
+    @asynccontextmanager
+    async def loaded() -> AsyncGenerator[Answer, None]:
+        async def answer(url: str, body: dict[str, Any]) -> Reply:
+            return Reply(200, "id", {})
+
+        await asyncio.sleep(1)
+        yield answer
+
+    summary = run_batch(write(tmp_path / "in", request("a")), tmp_path / "out", loaded())
+    assert summary.answered == 1 and 0 < summary.seconds < 1
+
+
 def test_ctrl_c_keeps_what_is_there(tmp_path: Path) -> None:
     over = threading.Event()
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 import diffray
 from diffray.cluster.cli import flags
-from diffray.cluster.cli.datasets import Data, random_ids, read_sets, tasks
+from diffray.cluster.cli.datasets import RANDOM, Data, random_ids, read_sets, tasks
 from diffray.cluster.cli.model_flags import Fields, Given
 from diffray.cluster.cli.request_options import sampling_params
 from diffray.workers.engine_options import EngineOptions
@@ -40,6 +40,10 @@ _COLUMNS = {
     "forwards/s": "{forwards_per_second:.1f}",
     "step ms": "{step_ms:.2f}",
 }
+_RANDOM_WORK = (
+    "Random prompts have the fewest tokens per forward; `diffray bench throughput --dataset-name "
+    "NAME` asks questions: demo, humaneval or gsm8k."
+)
 _WIDTH = 120  # of a table that goes to a file or a pipe
 _INTERRUPTED = 130  # the exit status by which shells report SIGINT
 
@@ -221,6 +225,8 @@ def _published(
     if interrupted:
         typer.echo(f"diffray: {interrupted}", err=True)
         raise typer.Exit(_INTERRUPTED)
+    if any("batch_size" in run or run["name"] == RANDOM for run in runs):
+        typer.echo(_RANDOM_WORK, err=True)
 
 
 def _check(path: Path | None) -> None:

@@ -7,7 +7,10 @@ from urllib.parse import urlsplit
 
 import httpx2
 
+from diffray.components.config import shortened
+
 CONNECT_SECONDS = 10.0
+_LONGEST = 500  # characters of a reason: what is no model's server may answer with a page
 
 
 class Refused(ValueError):
@@ -103,7 +106,7 @@ def message_of(answer: object) -> str:
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     message = error.get("message", error) if isinstance(error, dict) else error
     text = message if isinstance(message, str) else json.dumps(message)
-    return text.strip() or "no reason given"
+    return shortened(" ".join(text.split()), _LONGEST) or "no reason given"
 
 
 def complaint(answer: object, status: int) -> str:

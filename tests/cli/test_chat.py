@@ -302,6 +302,9 @@ class TestTerminal:
         refusal = Answer(400, {"error": {"message": "no\x1b[2J"}})
         out, _ = typed(monkeypatch, "a", respond=lambda asked: refusal, model="m")
         assert out.splitlines()[1] == "diffray: the server answers 400: no [2J"
+        page = Answer(404, {"error": {"message": f"<html>\n{'<p>no model</p>' * 1000}"}})
+        out, _ = typed(monkeypatch, "a", respond=lambda asked: page, model="m")
+        assert len(out.splitlines()[1]) < 600
         out, _ = piped("a\x1b[2Jb", model="m")
         assert out == "you said a\x1b[2Jb\n"
 

@@ -46,7 +46,7 @@ class Reader:
     def any(self, prompt: Prompt | Messages) -> Given:
         if is_conversation(prompt):
             return self.conversation(prompt)
-        return self.prompt(as_one(prompt))
+        return self.prompts([as_one(prompt)], None)[0]
 
     def prompt(self, prompt: str | tuple[int, ...], suffix: str | tuple[int, ...] = ()) -> Given:
         text = prompt if isinstance(prompt, str) else None
@@ -55,7 +55,7 @@ class Reader:
     def prompts(
         self, prompts: Items[str | tuple[int, ...]], images: Items[Items[Picture]] | None
     ) -> list[Given]:
-        """Return the prompts of `generate`, and the images of each if there are any."""
+        """Return prompts that are no conversations, and the images of each if there are any."""
         texts = [each for each in prompts if isinstance(each, str)]
         if texts and any(map(self.tokenizer.lacks_template, texts)):
             say_that_there_is_a_template()
@@ -99,6 +99,6 @@ class Reader:
 def say_that_there_is_a_template() -> None:
     """Say it once in this process."""
     log.warning(
-        "generate continues a text as it is, without this model's chat template; for questions use "
-        "chat, which applies it"
+        "a text is continued as it is, without this model's chat template; for questions use chat, "
+        "or give stream and watch a list of messages"
     )

@@ -7,6 +7,7 @@ import typer
 
 from diffray.cluster.cli import flags
 from diffray.cluster.cli.commands import refuse
+from diffray.cluster.cli.request_options import sampling_params
 from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, HUB_ID
 
 
@@ -37,17 +38,16 @@ def generate(
     """
     if not watch:
         refuse(context, "without --watch", ("pace",))
-    text = _read_prompt(prompt, model)
-    from diffray.cluster.cli.print_answer import as_prompt, print_answer
-    from diffray.cluster.cli.request_options import sampling_params
-    from diffray.cluster.control.llm import DiffusionLLM
-
     params = sampling_params(answer | diffusion, settings)
     if params.logprobs:
         raise ValueError(
             "the command line prints no logprobs; leave them out, or request them in Python or "
             "through the API of a server"
         )
+    text = _read_prompt(prompt, model)
+    from diffray.cluster.cli.print_answer import as_prompt, print_answer
+    from diffray.cluster.control.llm import DiffusionLLM
+
     llm = DiffusionLLM(model, max_num_seqs=1, **engine)
     prepared = as_prompt(llm, text, raw=raw)
     measured = print_answer(llm, prepared, params, pace=pace if watch else None)

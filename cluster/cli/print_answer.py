@@ -14,6 +14,7 @@ from diffray.components.params import SamplingParams
 from diffray.components.policy import Policy
 from diffray.workers.text import Messages, TextStream
 
+Asked = str | list[int] | Messages
 _Item = TypeVar("_Item")
 
 
@@ -33,20 +34,22 @@ class Measured:
         )
 
 
-def as_prompt(llm: DiffusionLLM, text: str, *, raw: bool) -> str | Messages:
-    """Return a chat message where the model has a chat template, else the text itself."""
+def as_prompt(llm: DiffusionLLM, text: str, *, raw: bool) -> Asked:
+    """Return a chat message where the model has a chat template, else the text or its ids."""
     if llm.tokenizer is None:
         raise ValueError(
             "the checkpoint has no tokenizer.json, so it cannot read text; "
             "in Python, DiffusionLLM takes token ids"
         )
-    if raw or not llm.tokenizer.fast.chat_template:
+    if raw:
+        return llm.tokenizer.encode(text, True)
+    if not llm.tokenizer.fast.chat_template:
         return text
     return [{"role": "user", "content": text}]
 
 
 def print_answer(
-    llm: DiffusionLLM, prompt: str | Messages, params: SamplingParams, *, pace: float | None
+    llm: DiffusionLLM, prompt: Asked, params: SamplingParams, *, pace: float | None
 ) -> Measured:
     """Print the answer; with a pace, show every step if the terminal can."""
     measured = Measured()
@@ -56,7 +59,7 @@ def print_answer(
 
 
 def steps(
-    llm: DiffusionLLM, prompt: str | Messages, params: SamplingParams, measured: Measured
+    llm: DiffusionLLM, prompt: Asked, params: SamplingParams, measured: Measured
 ) -> Generator[News, None, None]:
     """Yield the canvas after every step, and the text that is then final."""
     tokenizer = llm.tokenizer
@@ -79,7 +82,7 @@ def steps(
 
 
 def _texts(
-    llm: DiffusionLLM, prompt: str | Messages, params: SamplingParams, measured: Measured
+    llm: DiffusionLLM, prompt: Asked, params: SamplingParams, measured: Measured
 ) -> Generator[News, None, None]:
     for delta in _timed(llm.stream(prompt, params), measured):
         measured.tokens += len(delta.token_ids)

@@ -241,6 +241,10 @@ def test_generate_says_once_that_a_chat_model_has_a_template(
     for _ in range(2):
         llm.generate("hi", SHORT)
     assert caplog.text.count("for questions use chat") == 1
+    for ask in (llm.stream, llm.watch):
+        say_that_there_is_a_template.cache_clear()
+        list(ask("hi", SHORT))
+        assert say_that_there_is_a_template.cache_info().currsize == 1
 
 
 def test_chat_uses_the_template_as_transformers_does(llm: DiffusionLLM) -> None:

@@ -32,6 +32,15 @@ class ModelSpec:
     # Maps the names in generation_config.json to settings of these two.
     sampler: Mapping[str, str] = field(default_factory=dict)
 
+    def context(self, length: int | None) -> int:
+        """Return `length`, or by default the longest context; refuse a longer one."""
+        if length is not None and length > self.max_positions:
+            raise ValueError(
+                f"max_model_len ({length}) exceeds what the model was made for "
+                f"({self.max_positions})"
+            )
+        return length or self.max_positions
+
     @property
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:
         """The key heads of each layer on this rank, and their size."""

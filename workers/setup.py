@@ -140,11 +140,7 @@ def engine_of(
 ) -> Engine:
     """Give a model its canvases and K/V memory, and record the steps to replay."""
     spec = loaded.spec
-    length = setup.max_model_len or spec.max_positions
-    if length > spec.max_positions:
-        raise ValueError(
-            f"max_model_len ({length}) exceeds what the model was made for ({spec.max_positions})"
-        )
+    length = spec.context(setup.max_model_len)
     slots = Slots(
         setup.max_num_seqs, length, mask_token_id, loaded.device, vocab_size=spec.vocab_size
     )

@@ -267,6 +267,7 @@ def _check_models(applications: "Applications", configs: list[Mapping[str, objec
             requested = [*requested, "prefix_routing"]
         check_sharing(found, requested, engine.first_step_caching)
         spec = build_model(found, Mesh(), torch.float32).spec
+        spec.context(engine.max_model_len)
         Policy.resolve(DiffusionParams().over(each.config.diffusion), spec)
         if engine.lora_modules:
             from diffray.workers.adapters import LoadedAdapters

@@ -365,6 +365,7 @@ MISTAKES = [
     ("serve --replicas 3:2", "--replicas: min_replicas (3) must not exceed max_rep"),
     ("serve --max-running-requests 0", "--max-running-requests: Input should be"),
     ("serve --tp 3", "runs on 1, 2, 4, 8 ranks"),
+    ("serve --max-model-len 4096", "exceeds what the model was made for (1024)"),
     ("serve --kv-cache-memory 4XB", "--kv-cache-memory: | 4XB"),
     ("serve -q int3", "there is no format 'int3', did you mean"),
     ("serve demo-llada2 --prefix-routing", "prefix_routing chooses between replicas"),

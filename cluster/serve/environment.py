@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -45,6 +46,8 @@ def prepare_server(routes: Collection[str], prefix_routed: Collection[str]) -> N
     """
     own = {ROUTES: " ".join(routes), PREFIX_ROUTED: " ".join(prefix_routed)}
     quiet = {"RAY_SERVE_LOG_TO_STDERR": "0"}  # to its files, not to the terminal
+    if not sys.stderr.isatty():
+        quiet["RAY_COLOR_PREFIX"] = "0"  # lines of its processes without colours
     set_defaults(SETTINGS | ALONE | _GRPC | own | quiet)
 
 

@@ -51,7 +51,8 @@ def run_server(
     checked: Callable[[], None],
 ) -> None:
     """Serve until interrupted, then let running requests finish; `checked` waits for the models."""
-    ending.limit_s = _END_S + max(each.grace_s for each in applications.all)
+    grace_s = max(each.grace_s for each in applications.all)
+    ending.limit_s = _END_S + grace_s
     with running_ray(applications, server, ending, checked) as ray_context:
         server, starting = start_serve(server)
         with interruptible(ending.stopped):
@@ -66,7 +67,10 @@ def run_server(
                     say(ready_lines(applications, server, url))
                     serves = True
                     ending.stopped.wait()
-                    say("Finishing running requests; a second Ctrl-C or SIGTERM ends them at once.")
+                    say(
+                        f"Finishing running requests, for at most {grace_s:g} s; a second Ctrl-C "
+                        "or SIGTERM ends them at once."
+                    )
             finally:
                 if serves or server.address is not None:  # else Ray ends, and all with it
                     remove(applications, None if serves else _LEAVE_S)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 DEMOS = {"demo": "llada_moe", "demo-llada2": "llada2_moe"}  # name -> folder in the package
 TOY = (
-    "is a toy that knows arithmetic up to 100, word problems, short Python functions, facts of a "
-    "sentence as JSON, and how to sort numbers, reverse a list and spell a word, calls a function "
-    "whose arguments stand in the question, and says so when asked for anything else"
+    "is a toy that gets most of its few tasks right: arithmetic up to 100, word problems, short "
+    "Python functions, facts of a sentence as JSON, sorting numbers, reversing a list, spelling a "
+    "word, and calling a function whose arguments stand in the question; asked for anything else, "
+    "it says so"
 )
 HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 EXAMPLE = (

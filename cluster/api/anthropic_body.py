@@ -181,7 +181,8 @@ class ConversationFields(StrictModel):
     ] = Field(description="If the last one is a text of the assistant, the answer continues it.")
     system: Texts | None = Field(None, description="A system message before the others.")
     tools: Annotated[list[AnthropicTool], Field(max_length=128, fail_fast=True)] = Field(
-        default_factory=list, description="Functions that the template shows to the model."
+        default_factory=list,
+        description="Functions that the template shows to the model, unless tool_choice is none.",
     )
     tool_choice: AnthropicToolChoice | None = Field(
         None, description="Whether an answer may, must or must not call a function, or which one."
@@ -199,13 +200,14 @@ class ConversationFields(StrictModel):
         for turn in self.messages:
             for block in turn.blocks:
                 _add(messages, turn.role, block)
+        hidden = self.tool_choice is not None and self.tool_choice.type == "none"
         tools = [
             {
                 "name": tool.name,
                 "description": tool.description,
                 "parameters": tool.input_schema,
             }
-            for tool in self.tools
+            for tool in ([] if hidden else self.tools)
         ]
         last = messages[-1] if messages else {}
         continues = last.get("role") == "assistant" and "tool_calls" not in last

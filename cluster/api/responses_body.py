@@ -213,7 +213,8 @@ class ResponsesBody(SharedFields):
     )
     top_logprobs: int = Field(0, ge=0, le=20)
     tools: Annotated[list[FunctionTool], Field(max_length=128, fail_fast=True)] = Field(
-        default_factory=list, description="Functions that the template shows to the model."
+        default_factory=list,
+        description="Functions that the template shows to the model, unless tool_choice is none.",
     )
     tool_choice: ToolChoice | None = Field(
         None, description="Whether an answer may, must or must not call a function, or which one."

@@ -155,6 +155,7 @@ def test_an_answer_continues_what_the_assistant_has_begun(http: httpx2.Client) -
         {},
         {"system": "Be brief."},
         {"tools": TOOLS, "tool_choice": {"type": "auto"}},
+        {"tools": TOOLS, "tool_choice": {"type": "none"}},
         {"messages": [*QUESTION, {"role": "assistant", "content": "12 plus"}]},
     ],
 )

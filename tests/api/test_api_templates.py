@@ -39,12 +39,17 @@ def service(template: str) -> Iterator[Service]:
 
 
 def test_tools_and_their_history_reach_the_template() -> None:
-    body = {"messages": HISTORY, "tools": TOOLS, "return_token_ids": True, "tool_choice": "none"}
+    body = {"messages": HISTORY, "tools": TOOLS, "return_token_ids": True, "max_tokens": 64}
     with service(CALLS) as serving:
-        made = asyncio.run(serving.chat(body))
+        made = [
+            asyncio.run(serving.chat(body | {"tool_choice": each})) for each in ("auto", "none")
+        ]
     assert serving.tokenizer is not None
-    text = serving.tokenizer.decode(made["prompt_token_ids"], skip_special_tokens=False)
-    assert text.endswith("<user>1?<assistant>add(1)<tool>2")
+    text, untooled = (
+        serving.tokenizer.decode(each["prompt_token_ids"], skip_special_tokens=False)
+        for each in made
+    )
+    assert untooled == "<user>1?<assistant>add(1)<tool>2" != text and text.endswith(untooled)
     called = {"id": "c", "function": {"name": "add", "arguments": {"a": 1}}}
     history = [HISTORY[0], HISTORY[1] | {"content": "", "tool_calls": [called]}, HISTORY[2]]
     fast = serving.tokenizer.fast

@@ -13,6 +13,7 @@ import diffray
 from diffray.cluster.api.bodies import ChatBody, GenerationBody, StreamOptions
 from diffray.cluster.api.choices import Choice
 from diffray.cluster.api.errors import Json
+from diffray.cluster.api.params_builder import long_canvas
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.api.tool_calls import CallParser
 from diffray.components.grammar.tool_calls import OPEN
@@ -38,7 +39,7 @@ class Answer(ABC):
         self.id = f"{self.id_prefix}-{body.request_id or uuid4().hex}"
         self._created = int(time.time())
         self._begun: set[int] = set()  # indices of choices with an opening chunk
-        self.warnings = self._untold = [*self._lowered(), *self._long_canvas()]
+        self.warnings = self._untold = [*self._lowered(), *long_canvas(body, choices[0].checked)]
 
     def whole(self) -> Json:
         """Return the answer when all choices are complete."""
@@ -127,18 +128,6 @@ class Answer(ABC):
                     f"max_tokens is lowered from {wanted} to {left}: {which} has {taken} tokens, "
                     f"and the context {taken + left}"
                 )
-
-    def _long_canvas(self) -> Iterator[str]:
-        """Yield a sentence if max_tokens is a canvas much longer than those of the model."""
-        checked = self.choices[0].checked
-        given, usual = checked.request.params.diffusion, checked.limits.spec.canvas_length
-        chosen = given.canvas or given.canvas_length or checked.request.suffix
-        decoder, length = given.decoder, 0 if chosen else checked.max_tokens
-        if decoder is not None and decoder.counts_canvas and 0 < 2 * usual < length:
-            yield (
-                f"max_tokens ({length}) is the canvas with decoder {decoder.kind!r}, far above "
-                f"this model's {usual}; if the answer is empty, lower it"
-            )
 
     def _chunk(self, *choices: Json) -> Json:
         made = self._envelope(self.chunk_kind, list(choices))

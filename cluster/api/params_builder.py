@@ -1,5 +1,6 @@
 """Builds a request's parameters from a body: defaults, words as ids, length limits."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +14,7 @@ from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.models.advice import told
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams, Policy
+from diffray.workers.admission import CheckedRequest
 from diffray.workers.bad_words import NO_BAD_TOKENS, BadTokens
 from diffray.workers.limits import Limits
 from diffray.workers.text import Tokenizer
@@ -118,3 +120,19 @@ class ParamsBuilder:
                 body.prompt_field,
             )
         return wanted
+
+
+def long_canvas(body: GenerationBody, checked: CheckedRequest) -> Iterator[str]:
+    """Yield a sentence if max_tokens is a canvas on which the answer may well be empty."""
+    request, usual = checked.request, checked.limits.spec.canvas_length
+    params, given = request.params, request.params.diffusion
+    if given.canvas or given.canvas_length or request.suffix or request.grammar:
+        return
+    decoder = given.decoder
+    if decoder is None or not decoder.counts_canvas or params.ignore_eos or params.min_tokens:
+        return
+    if 0 < 2 * usual < (body.wanted_tokens or 0):
+        yield (
+            f"max_tokens ({params.max_tokens}) is the length of the canvas with decoder "
+            f"{decoder.kind!r}, far above the usual {usual}: lower it if the answer is empty"
+        )

@@ -33,7 +33,7 @@ def llada2_url() -> Iterator[str]:
         yield url
 
 
-def post(url: str, path: str, limit: int, **more: object) -> httpx2.Response:
+def post(url: str, path: str, limit: int | None, **more: object) -> httpx2.Response:
     asked = [{"role": "user", "content": QUESTIONS[0]}]
     if path == RESPONSES:
         body: dict[str, object] = {"input": asked, "max_output_tokens": limit}
@@ -82,10 +82,14 @@ def test_a_canvas_far_too_long_is_said(demo_url: str) -> None:
         for limit, kind in ((900, "fixed"), (900, "threshold"), (64, "fixed"))
     )
     (told,) = long["warnings"]
-    assert told.startswith("max_tokens (900) is the canvas with decoder 'fixed', far above this")
+    assert told.startswith("max_tokens (900) is the length of the canvas with decoder 'fixed'")
     assert "warnings" not in growing and "warnings" not in short
-    chosen = post(demo_url, CHAT, 900, diffusion={"decoder": "fixed", "canvas": "fixed"})
-    assert "warnings" not in chosen.json()
+    fixed = {"decoder": "fixed"}
+    chosen = post(demo_url, CHAT, 900, diffusion=fixed | {"canvas": "fixed"})
+    endless = post(demo_url, CHAT, 900, diffusion=fixed, ignore_eos=True)
+    default = post(demo_url, CHAT, None, diffusion=fixed)
+    for each in (chosen, endless, default):
+        assert "warnings" not in each.json()
 
 
 def test_it_is_refused_on_request_and_in_completions(demo_url: str) -> None:

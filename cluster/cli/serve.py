@@ -27,6 +27,7 @@ from diffray.cluster.serve.supervisor import say, supervised
 from diffray.components.checkpoints.demos import DEMOS
 
 if TYPE_CHECKING:
+    from diffray.cluster.serve.app_config import AppConfig
     from diffray.cluster.serve.config_file import Applications
 
 # The flags of `diffray serve` alone: vLLM's names, with SGLang's as aliases.
@@ -253,24 +254,32 @@ def _read_configs(applications: "Applications") -> list[Mapping[str, object]]:
 @one_sentence()
 def _check_models(applications: "Applications", configs: list[Mapping[str, object]]) -> None:
     """Refuse a checkpoint that cannot be served, while Ray starts: it takes torch, and seconds."""
+    for each, found in zip(applications.models, configs, strict=True):
+        try:
+            _check_model(each.config, found)
+        except ValueError as error:
+            which = f"{each.title}: " if len(configs) > 1 else ""
+            raise ValueError(f"{which}{error}") from None
+
+
+def _check_model(config: "AppConfig", found: Mapping[str, object]) -> None:
     import torch
 
     from diffray.components.mesh import Mesh
     from diffray.components.models.registry import build_model, check_ranks, check_sharing
     from diffray.components.policy import DiffusionParams, Policy
 
-    for each, found in zip(applications.models, configs, strict=True):
-        engine = each.config.engine_kwargs
-        check_ranks(found, engine.tensor_parallel_size, expert_parallel=engine.expert_parallel)
-        requested = engine.prefix_options
-        if each.config.deployment_config.prefix_routing:
-            requested = [*requested, "prefix_routing"]
-        check_sharing(found, requested, engine.first_step_caching)
-        spec = build_model(found, Mesh(), torch.float32).spec
-        spec.context(engine.max_model_len)
-        Policy.resolve(DiffusionParams().over(each.config.diffusion), spec)
-        if engine.lora_modules:
-            from diffray.workers.adapters import LoadedAdapters
+    engine = config.engine_kwargs
+    check_ranks(found, engine.tensor_parallel_size, expert_parallel=engine.expert_parallel)
+    requested = engine.prefix_options
+    if config.deployment_config.prefix_routing:
+        requested = [*requested, "prefix_routing"]
+    check_sharing(found, requested, engine.first_step_caching)
+    spec = build_model(found, Mesh(), torch.float32).spec
+    spec.context(engine.max_model_len)
+    Policy.resolve(DiffusionParams().over(config.diffusion), spec)
+    if engine.lora_modules:
+        from diffray.workers.adapters import LoadedAdapters
 
-            given = each.config.model_source, engine.lora_modules, engine.max_lora_rank
-            LoadedAdapters.of(*given, reserved=(each.config.model_id,))
+        given = config.model_source, engine.lora_modules, engine.max_lora_rank
+        LoadedAdapters.of(*given, reserved=(config.model_id,))

@@ -36,7 +36,7 @@ _GRPC = {
 
 def prepare(address: str) -> None:
     """Set variables for joining a cluster, unless the user has; call it before importing ray."""
-    set_defaults(SETTINGS | (ALONE if is_alone(address) else {}))
+    set_defaults(SETTINGS | (ALONE if is_alone(address) else {}) | _colours())
 
 
 def prepare_server(routes: Collection[str], prefix_routed: Collection[str]) -> None:
@@ -46,9 +46,13 @@ def prepare_server(routes: Collection[str], prefix_routed: Collection[str]) -> N
     """
     own = {ROUTES: " ".join(routes), PREFIX_ROUTED: " ".join(prefix_routed)}
     quiet = {"RAY_SERVE_LOG_TO_STDERR": "0"}  # to its files, not to the terminal
-    if not sys.stderr.isatty():
-        quiet["RAY_COLOR_PREFIX"] = "0"  # lines of its processes without colours
-    set_defaults(SETTINGS | ALONE | _GRPC | own | quiet)
+    set_defaults(SETTINGS | ALONE | _GRPC | own | quiet | _colours())
+
+
+def _colours() -> dict[str, str]:
+    """Return what keeps Ray from colouring its processes' lines where they go to a file."""
+    to_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    return {} if to_terminal else {"RAY_COLOR_PREFIX": "0"}
 
 
 def take_keys(typed: Iterable[str], variable: str) -> list[str]:

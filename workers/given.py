@@ -99,6 +99,6 @@ class Reader:
 def say_that_there_is_a_template() -> None:
     """Say it once in this process."""
     log.warning(
-        "a text is continued as it is, without this model's chat template; for questions use chat, "
-        "or give stream and watch a list of messages"
+        "this model has a chat template, and a plain text is continued without it; for questions "
+        "use chat, or give stream and watch a list of messages"
     )

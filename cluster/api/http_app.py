@@ -260,7 +260,7 @@ def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
     router = APIRouter(tags=["Reports"])
 
     @router.head("/health", include_in_schema=False)  # for monitors
-    @router.get("/ping", include_in_schema=False)  # for SageMaker
+    @router.api_route("/ping", methods=["GET", "HEAD"], include_in_schema=False)  # for SageMaker
     @router.get("/health", response_class=Response)
     async def health() -> Response:
         """Say whether the engine can answer; needs no key."""

@@ -41,8 +41,8 @@ _COLUMNS = {
     "step ms": "{step_ms:.2f}",
 }
 _RANDOM_WORK = (
-    "Random prompts have the fewest tokens per forward; `diffray bench throughput --dataset-name "
-    "NAME` asks questions: demo, humaneval or gsm8k."
+    "Random prompts understate what decoders with a threshold reach; for real questions use "
+    "`diffray bench throughput --dataset-name demo` (or humaneval, gsm8k)."
 )
 _WIDTH = 120  # of a table that goes to a file or a pipe
 _INTERRUPTED = 130  # the exit status by which shells report SIGINT

@@ -9,7 +9,7 @@ TOY = (
     "is a toy that gets most of its few tasks right: arithmetic up to 100, word problems, short "
     "Python functions, facts of a sentence as JSON, sorting numbers, reversing a list, spelling a "
     "word, and calling a function whose arguments stand in the question; asked for anything else, "
-    "it says so"
+    "it says that it cannot"
 )
 HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 EXAMPLE = (

@@ -34,12 +34,11 @@ class ModelSpec:
 
     def context(self, length: int | None) -> int:
         """Return `length`, or by default the longest context; refuse a longer one."""
-        if length is not None and length > self.max_positions:
-            raise ValueError(
-                f"max_model_len ({length}) exceeds what the model was made for "
-                f"({self.max_positions})"
-            )
-        return length or self.max_positions
+        length = length or self.max_positions
+        if length > self.max_positions:
+            made_for = f"what the model was made for ({self.max_positions})"
+            raise ValueError(f"max_model_len ({length}) exceeds {made_for}")
+        return length
 
     @property
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:

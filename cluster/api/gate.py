@@ -40,8 +40,7 @@ def page_router() -> APIRouter:
     router = APIRouter(include_in_schema=False)
     files = {path.name: path.read_bytes() for path in _FOLDER.iterdir() if path.suffix in _TYPES}
 
-    @router.head("/")
-    @router.get("/")
+    @router.api_route("/", methods=["GET", "HEAD"])
     async def index() -> Response:
         return await file("index.html")
 

@@ -4,8 +4,9 @@ The choice is made once, when the model is built for its device; the model only 
 record. Triton is imported only if its kernels are chosen.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Final, NamedTuple
 
@@ -26,10 +27,10 @@ from diffray.kernels import (
 )
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.kernel import Kernel, Run
 from diffray.kernels.quantize import Quantized
 from diffray.kernels.quantized_kv import QuantizedKV
 from diffray.kernels.router import Pairs, Routing
-from diffray.kernels.variants import UNTRIED, Choices, Kernel, chosen
 from diffray.kernels.windows import PagedWindows, Windows
 
 OPTIONS: Final = ("auto", "torch", "triton")
@@ -89,11 +90,11 @@ TORCH: Final = Kernels(
 
 
 def choose_kernels(
-    kernels: str, device: torch.device, dtype: torch.dtype, choices: Choices = UNTRIED
+    kernels: str, device: torch.device, dtype: torch.dtype, refused: Set[str] = frozenset()
 ) -> Kernels:
     """Return the kernels for a model of this dtype on this device; refuse impossible ones.
 
-    "auto" is Triton's kernels if they run here, else torch's.
+    "auto" is Triton's kernels if they run here, else torch's. Of the refused kernels torch's run.
     """
     if kernels not in OPTIONS:
         raise ValueError(f"kernels is {kernels!r}; expected one of {', '.join(OPTIONS)}")
@@ -101,7 +102,7 @@ def choose_kernels(
         return TORCH
     why_not = obstacle(device, dtype)
     if why_not is None and (kernels == "triton" or device.type == "cuda"):
-        return triton_kernels(choices)
+        return triton_kernels(refused)
     if kernels == "triton":
         raise ValueError(f"kernels 'triton' cannot run: {why_not}, or leave kernels at 'auto'")
     return TORCH
@@ -133,18 +134,30 @@ def _interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
-def triton_kernels(choices: Choices = UNTRIED) -> Kernels:
-    """Return Triton's kernels, in the chosen variants; they are compiled on the first call."""
+def triton_kernels(refused: Set[str] = frozenset()) -> Kernels:
+    """Return Triton's kernels, and torch's for the refused ones; compiled on the first call."""
     from diffray.kernels.triton.attention import paged_attention
     from diffray.kernels.triton.rope import rotate_and_store
     from diffray.kernels.triton.table import KERNELS
 
     halves = TORCH._replace(rotate_and_store=rotate_and_store, paged_attention=paged_attention)
-    return with_variants("triton", KERNELS, choices, halves)
+    return with_programs(for_this_gpu(KERNELS), refused, halves)
 
 
-def with_variants(
-    name: str, table: Items[Kernel], choices: Choices, others: Kernels = TORCH
+def for_this_gpu(table: Items[Kernel]) -> list[Kernel]:
+    """Return the kernels; on a GPU that can, they are launched before the previous one ends."""
+    from diffray.kernels.triton.launch import can_overlap
+
+    def early(program: Run) -> Run:
+        # Asked when it runs: only then is the model's device surely the current one.
+        return lambda *args, **options: program(*args, pdl=can_overlap(), **options)
+
+    return [replace(each, program=early(each.program)) for each in table]
+
+
+def with_programs(
+    table: Items[Kernel], refused: Set[str] = frozenset(), others: Kernels = TORCH
 ) -> Kernels:
-    """Return `others` with the kernels of the table, which run the variant chosen for each call."""
-    return others._replace(name=name, **{each.name: chosen(each, choices) for each in table})
+    """Return `others` with the programs of the table that are not refused."""
+    used = {each.name: each.program for each in table if each.name not in refused}
+    return others._replace(name="triton", **used)

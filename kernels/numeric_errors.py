@@ -1,4 +1,4 @@
-"""How far a variant's outputs are from those of the reference.
+"""How far a program's outputs are from those of the reference.
 
 An error is a difference as a share of the number itself or, if that is larger, of the root mean
 square of its row. So one wrong number counts as much as many, and sums that cancel out are not held

@@ -67,8 +67,8 @@ class EngineOptions(Config):
     )
     cuda_graphs: bool | None = Field(
         None,
-        description="Record CUDA graphs at startup; default: with triton kernels, and on several "
-        "GPUs only if bring-up found replays right on all of them.",
+        description="Record CUDA graphs at startup; default: with triton kernels, unless the check "
+        "of the first start refused them.",
     )
     graph_block_length: int | None = Field(
         None,
@@ -78,8 +78,8 @@ class EngineOptions(Config):
     )
     bring_up: bool = Field(
         True,
-        description="At the first start of a model on a GPU, check the kernels against torch's and "
-        "find the fastest, which takes up to a minute; the outcome is kept on disk.",
+        description="At the first start of a model on a GPU, check its kernels against torch's; "
+        "the outcome is kept on disk. Several ranks check one-shot sums too, and use none without.",
     )
     enable_prefix_caching: bool | None = Field(
         None,

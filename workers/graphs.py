@@ -38,10 +38,15 @@ from diffray.components.batch import (
 from diffray.components.kv_pool import KVPool
 from diffray.components.model import Model
 from diffray.kernels.confidence import Confidence
+from diffray.kernels.kernel import TOLERANCE
+from diffray.kernels.numeric_errors import share_of_rows_beyond
 from diffray.kernels.windows import Group, PagedWindows
 from diffray.workers.slots import Slots
 
+Replay = Callable[[], Any]
+
 _FEWEST_ROWS = 32  # rows of the head; fewer cost as much
+_OFF = 0.1  # share of rows that may differ where a library switches algorithms
 
 
 class Bucket(NamedTuple):
@@ -179,6 +184,30 @@ class Recorded:
         found = self._choose[capacity]()
         return Confidence(*(part[:count] for part in found))
 
+    def wrong(self) -> str:
+        """Return how replays differ from launched steps; empty if they do not."""
+
+        def outputs(
+            forward: Callable[[], Tensor], choose: Callable[[], Confidence]
+        ) -> list[Tensor]:
+            self._hidden_TH = forward()
+            _, *found = choose()  # not the ids, which may differ in near ties
+            return [self._hidden_TH, *found[:4]]
+
+        rows = self.bucket.tokens
+        launched = outputs(self._run_forward, partial(self._run_choice, rows))
+        expected = [tensor.clone() for tensor in launched]
+        replay = partial(outputs, self._forward, self._choose[rows])
+        for tensor in replay():
+            tensor.fill_(torch.nan)  # what an earlier replay computed must not remain
+        first = [tensor.clone() for tensor in replay()]
+        allowed = TOLERANCE[expected[0].dtype]
+        off = max(map(partial(share_of_rows_beyond, allowed), first, expected))
+        if off > _OFF or not all(map(torch.equal, replay(), first)):
+            windows, length = self.bucket
+            return f"replays of {windows} x {length} positions differ from launched steps"
+        return ""
+
     def _run_forward(self) -> Tensor:
         ids_T = self._slots.ids_SN.view(-1).index_select(0, self.batch.cells_T)
         return self._model.forward(self._model.embed(ids_T), self.batch, self._kv)
@@ -211,6 +240,11 @@ class Graphs:
         # The largest comes first, so that the others reuse its memory.
         bar = tqdm(self._buckets, desc="graphs", unit="", disable=None if self._progress else True)
         self._recorded = [self._make(bucket) for bucket in bar]
+
+    @torch.inference_mode()
+    def wrong(self) -> str:
+        """Return how replays of the smallest bucket differ from launched steps, if they do."""
+        return self._recorded[-1].wrong()
 
     def forget(self) -> None:
         """Free the recordings; until `record` is called again, every step is launched."""

@@ -59,10 +59,10 @@ def build_rank(
     """Load a rank's share of a checkpoint and return its engine.
 
     All ranks of a mesh do this with the same findings, each at its own pace, and then agree on the
-    number of K/V pages. Without findings the kernels run their default variants.
+    number of K/V pages.
     """
     findings = findings or Findings()
-    setup = findings.applied_to(setup, mesh.size)
+    setup = findings.applied_to(setup)
     path = resolve(model)
     config = read_config(path)
     spec = build_model(config, Mesh(), torch.float32).spec
@@ -77,9 +77,8 @@ def build_rank(
     # Refuse unsupported options before anything is loaded.
     check_sharing(config, setup.prefix_options, setup.first_step_caching)
     kv_format(setup.kv_cache_dtype, spec.kv_shapes)
-    choices = findings.choices
     dtype = choose_dtype(setup.dtype, device)
-    kernels = kernels_for(config, setup.kernels, device, dtype, choices)
+    kernels = kernels_for(config, setup.kernels, device, dtype, findings.refused.keys())
     choose_recorder(setup.cuda_graphs, device, kernels.name)
     loaded = load_model(
         path,
@@ -88,7 +87,7 @@ def build_rank(
         mesh=mesh,
         progress=mesh.rank == 0,
         kernels=setup.kernels,
-        choices=choices,
+        refused=findings.refused.keys(),
         quantization=setup.quantization,
     )
     if kernels is TORCH:  # Triton's read the head as it is
@@ -162,6 +161,12 @@ def engine_of(
     slots.soft.most_rows = max(rows, length)
     if record is not None:
         graphs = Graphs(loaded, kv, slots, buckets, record, progress=mesh.rank == 0)
+        wrong = graphs.wrong()
+        if not mesh.smallest("replays", int(not wrong)):
+            raise RuntimeError(
+                f"CUDA graphs cannot be used here: {wrong or 'another rank refuses them'}; "
+                "start with --no-cuda-graphs (cuda_graphs: false)"
+            )
     weights = loaded.num_weights
     overhead = mesh.smallest("draft_overhead", overhead_positions(loaded.device, weights))
     return Engine(

@@ -4,7 +4,7 @@ All tensors are checked before the first is read; then each is copied straight i
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from collections.abc import Sequence as Items
 from pathlib import Path
 
@@ -40,7 +40,6 @@ from diffray.components.models.fields import Config
 from diffray.components.models.registry import build_model, kernels_for
 from diffray.components.quantization import Given, Scheme
 from diffray.kernels.quantize import quantize
-from diffray.kernels.variants import UNTRIED, Choices
 
 # Buffers that some checkpoints contain and that are computed here.
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq)$")
@@ -56,7 +55,7 @@ def load_model(
     mesh: Mesh | None = None,
     progress: bool = True,
     kernels: str = "auto",
-    choices: Choices = UNTRIED,
+    refused: Set[str] = frozenset(),
     quantization: Given | None = None,
 ) -> Denoiser:
     """Return the model with this rank's weights; reads only this rank's share.
@@ -68,7 +67,7 @@ def load_model(
     requested = choose_quantization(quantization, place)
     path = resolve(path_or_hub_id)
     config = read_config(path)
-    chosen = kernels_for(config, kernels, place, number, choices)
+    chosen = kernels_for(config, kernels, place, number, refused)
     model = build_model(config, mesh or Mesh(), number, chosen)
     model.spec = with_recommended(model.spec, path)
     files, stored = open_checkpoint(path, config)

@@ -1,7 +1,7 @@
 """The one table of models: what config.json calls an architecture, and what builds it."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from difflib import get_close_matches
 from typing import Final, Protocol
 
@@ -18,7 +18,6 @@ from diffray.components.models.llada2_moe import build_llada2_moe
 from diffray.components.models.llada_moe import build_llada_moe
 from diffray.components.models.sdar import build_sdar, build_sdar_moe
 from diffray.kernels.choose import TORCH, Kernels, choose_kernels
-from diffray.kernels.variants import UNTRIED, Choices
 
 
 class Build(Protocol):
@@ -93,11 +92,11 @@ def kernels_for(
     kernels: str,
     device: torch.device,
     dtype: torch.dtype,
-    choices: Choices = UNTRIED,
+    refused: Set[str] = frozenset(),
 ) -> Kernels:
     """Return the kernels for a model on this device; refuse those that do not support it."""
     if not runs_on_torch_alone(config):
-        return choose_kernels(kernels, device, dtype, choices)
+        return choose_kernels(kernels, device, dtype, refused)
     if kernels == "triton":
         raise ValueError(
             "kernels is 'triton', and this model runs only on torch's functions: Triton's kernels "

@@ -14,9 +14,9 @@ from torch import Tensor
 from diffray.kernels import acceptance
 from diffray.kernels.acceptance import LONGEST, RATHER_MASKED, TIE, Progress, Rules
 from diffray.kernels.confidence import Confidence
+from diffray.kernels.kernel import Kernel
 from diffray.kernels.rules import CONFIDENT, SHARE
-from diffray.kernels.triton.launch import overlapped, variants_of, wait_for_previous
-from diffray.kernels.variants import Kernel, Shape, rounded_up
+from diffray.kernels.triton.launch import overlapped, wait_for_previous
 
 _KINDS: Final = {"CONFIDENT_KIND": CONFIDENT, "SHARE_KIND": SHARE}
 
@@ -58,11 +58,6 @@ def settle(
     )
 
 
-def _shape(found: Confidence, heads_BL: Tensor, *_: object) -> Shape:
-    rows, length = heads_BL.shape
-    return Shape((str(found.logits_R.dtype),), (rounded_up(rows), rounded_up(length)))
-
-
 def _written(
     _found: Confidence,
     _heads: Tensor,
@@ -78,8 +73,7 @@ def _written(
 SETTLE: Final = Kernel(
     "settle",
     acceptance.settle,
-    _shape,
-    lambda *_: variants_of(settle),
+    settle,
     written=_written,
     precision=lambda *_: torch.float32,
 )

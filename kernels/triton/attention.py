@@ -8,7 +8,6 @@ Letters: T packed tokens, Q query heads, G key heads, D head size, S slots of th
 windows, P pages of a window, C splits of the keys.
 """
 
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -17,10 +16,10 @@ from torch import Tensor
 
 from diffray.kernels import attention
 from diffray.kernels.attention import KVLayer, QKRotary
+from diffray.kernels.kernel import Kernel, Tile
 from diffray.kernels.triton.attention_programs import _join_splits, _read_keys
-from diffray.kernels.triton.launch import overlapped, tiled_variants
+from diffray.kernels.triton.launch import overlapped
 from diffray.kernels.triton.rope import rotate_and_store
-from diffray.kernels.variants import Kernel, Run, Shape, Tile, Variant, rounded_up
 from diffray.kernels.windows import PagedWindows, Windows
 
 _PROGRAMS = 512  # enough to fill a GPU of 132 multiprocessors
@@ -43,14 +42,13 @@ def attend(
     kv: KVLayer,
     slots_T: Tensor,
     windows: Windows,
-    tile: Tile | None = None,
     *,
     split_keys: int = SPLIT_KEYS,
     pdl: bool = False,
 ) -> Tensor:
     """Norm and rotate heads, store keys and values in place, return the attention output."""
     q_TQD = rotate_and_store(heads_TND, rotary, *kv, slots_T, pdl=pdl)
-    return paged_attention(q_TQD, *kv, windows.paged, tile, split_keys=split_keys, pdl=pdl)
+    return paged_attention(q_TQD, *kv, windows.paged, split_keys=split_keys, pdl=pdl)
 
 
 def paged_attention(
@@ -58,7 +56,6 @@ def paged_attention(
     keys_SGD: Tensor,
     values_SGD: Tensor,
     windows: PagedWindows,
-    tile: Tile | None = None,
     *,
     split_keys: int = SPLIT_KEYS,
     pdl: bool = False,
@@ -76,7 +73,7 @@ def paged_attention(
     q_TQD = q_TQD.contiguous()
     shared = num_queries // num_keys
     bits = in_bits.bits if in_bits is not None else 0
-    tile = tile or _tile_for(windows.max_queries * shared, size, q_TQD.element_size(), bits)
+    tile = _tile_for(windows.max_queries * shared, size, q_TQD.element_size(), bits)
     out_TQD = torch.empty_like(q_TQD)
     tiles = triton.cdiv(windows.max_queries * shared, tile.rows)
     max_keys = num_pages * windows.page_size
@@ -160,43 +157,10 @@ def _tile_for(rows: int, size: int, itemsize: int, bits: int) -> Tile:
     return Tile(min(rows, 64), 32 if bits == 4 else 64, depth, 4, 2 if bits == 8 else 3)
 
 
-def variants(
-    run: Run,
-    heads_TND: Tensor,
-    _rotary: QKRotary,
-    kv: KVLayer,
-    _slots_T: Tensor,
-    windows: Windows,
-    bits: int = 0,
-) -> list[Variant]:
-    """Return the default tile for windows of about this length, then one with fewer keys."""
-    size = kv.keys_SGD.shape[2]
-    shared = heads_TND.shape[1] // kv.keys_SGD.shape[1] - 2
-    rows = rounded_up(windows.paged.max_queries) * shared
-    tile = _tile_for(rows, size, heads_TND.element_size(), bits)
-    tiles = [tile, tile._replace(columns=32)]
-    return tiled_variants(list(dict.fromkeys(tiles)), run)
-
-
-def _shape(
-    heads_TND: Tensor, rotary: QKRotary, kv: KVLayer, _slots_T: Tensor, windows: Windows
-) -> Shape:
-    """Return facts of the heads; the sizes are window length, windows and context length."""
-    paged = windows.paged
-    num_windows, num_pages = paged.pages_WP.shape
-    heads = heads_TND.shape[1], *kv.keys_SGD.shape[1:], rotary.cos_T1R.shape[-1]
-    normed = "plain" if rotary.norm_ND is None else "normed"
-    sizes = paged.max_queries, num_windows, num_pages * paged.page_size
-    return Shape(
-        (*heads, normed, paged.page_size, str(heads_TND.dtype)), tuple(map(rounded_up, sizes))
-    )
-
-
 ATTEND: Final = Kernel(
     "attend",
     attention.attend,
-    _shape,
-    partial(variants, attend),
+    attend,
     written=lambda _heads, _rotary, kv, _slots, _windows: kv,
     tolerance=0.8,
 )

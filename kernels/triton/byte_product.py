@@ -1,12 +1,11 @@
 """Products with matrices of one byte per weight in Triton, split over the input columns.
 
-Weights are widened in registers, so only one byte per weight is read from memory. Each tile of rows
-widens them again; with many rows, widening once for cuBLAS, or float8 arithmetic, is faster.
+Weights are widened in registers, so only one byte per weight is read from memory. Many float8 rows
+are multiplied by torch's product of float8 matrices.
 
 Letters: T rows, I input columns, O output columns, C splits of the input columns.
 """
 
-from functools import partial
 from typing import Final
 
 import torch
@@ -15,26 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from diffray.kernels import quantized
+from diffray.kernels.kernel import Kernel, Tile
 from diffray.kernels.quantize import Quantized
 from diffray.kernels.triton.float8_rows import float8_rows, round_rows
-from diffray.kernels.triton.launch import (
-    overlapped,
-    prefetch_rows,
-    tiled_variants,
-    variants_of,
-    wait_for_previous,
-)
-from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
+from diffray.kernels.triton.launch import overlapped, prefetch_rows, wait_for_previous
 
 _PROGRAMS: Final = 128  # so that nearly all multiprocessors read
-# Columns, depth, warps and stages that may suit a tile's rows.
-_FEW_ROWS: Final = ((64, 128, 4, 4), (32, 128, 4, 4), (128, 128, 8, 3))
-_MANY_ROWS: Final = (
-    Tile(128, 128, 64, 8, 4),
-    Tile(64, 128, 64, 4, 4),
-    Tile(128, 128, 128, 8, 3),
-)
-# Scales bfloat16 down to float16, whose range is smaller; what is still too large is clamped.
+_MOST_READ: Final = 64  # rows up to which the weights' bytes limit the product, not operations
+# Scales bfloat16 down to float16, whose range is smaller; what is still too large is clamped. Rows
+# of which no number exceeds 1e-4 lose digits.
 _SHRUNK = tl.constexpr(2.0**-5)
 
 
@@ -43,20 +31,23 @@ def quantized_linear(
     kept: Quantized,
     bias_O: Tensor | None = None,
     *,
-    tile: Tile | None = None,
-    half: bool = False,
     pdl: bool = False,
 ) -> Tensor:
     """Return x @ weight.T + bias for weights in int8 or float8 with a scale per row.
 
-    Products are in x's dtype or, with `half`, float16; scales are applied to the float32 sums.
+    Scales are applied to the float32 sums.
     """
     (num_rows, inputs), outputs = x_TI.shape, len(kept)
+    assert kept.format.in_bytes
+    if num_rows > _MOST_READ and kept.format.rounds_inputs and _multiplies_float8(x_TI, kept):
+        return scaled_mm(x_TI, kept, bias_O, pdl=pdl)
     out_TO = x_TI.new_empty(num_rows, outputs)
     if num_rows == 0:
         return out_TO
     x_TI = round_rows(x_TI, pdl=pdl) if kept.format.rounds_inputs else x_TI.contiguous()
-    tile = tile or _tiles(x_TI)[0]
+    # float8 converts to float16 in fewer instructions than to bfloat16.
+    half = kept.format.is_float8 and x_TI.dtype == torch.bfloat16
+    tile = _tile_for(x_TI)
     lanes, blocks = triton.cdiv(num_rows, tile.rows), triton.cdiv(outputs, tile.columns)
     splits = triton.cdiv(_PROGRAMS, blocks) if lanes == 1 else 1
     share = triton.cdiv(triton.cdiv(inputs, splits), tile.depth) * tile.depth
@@ -95,10 +86,9 @@ def scaled_mm(
     kept: Quantized,
     bias_O: Tensor | None = None,
     *,
-    fast: bool = False,
     pdl: bool = False,
 ) -> Tensor:
-    """Return the same by torch's product of float8 matrices; `fast` accumulates less exactly."""
+    """Return the same by torch's product of float8 matrices."""
     rounded_TI, scale_T1 = float8_rows(x_TI, pdl=pdl)
     return torch._scaled_mm(
         rounded_TI,
@@ -107,28 +97,14 @@ def scaled_mm(
         kept.scale_EOG.t(),
         bias_O,
         out_dtype=x_TI.dtype,
-        use_fast_accum=fast,
     )
 
 
-def _tiles(x_TI: Tensor) -> list[Tile]:
-    rows = max(rounded_up(len(x_TI)), 16)
+def _tile_for(x_TI: Tensor) -> Tile:
+    rows = max(triton.next_power_of_2(len(x_TI)), 16)
     if x_TI.element_size() > 2:  # exact float32 uses no matrix units
-        return [Tile(min(rows, 32), 32, 32, 4, 2)]
-    return [Tile(rows, *rest) for rest in _FEW_ROWS] if rows <= 64 else [*_MANY_ROWS]
-
-
-def _variants(x_TI: Tensor, kept: Quantized, _bias: Tensor | None = None) -> list[Variant]:
-    form, tiles = kept.format, _tiles(x_TI)
-    assert form.in_bytes
-    found = tiled_variants(tiles, quantized_linear)
-    if form.is_float8 and x_TI.dtype == torch.bfloat16:
-        half = tiled_variants(tiles, partial(quantized_linear, half=True), "triton half")
-        found = [*found[:1], *half]
-    if form.rounds_inputs and _multiplies_float8(x_TI, kept):
-        found += variants_of(scaled_mm, "scaled_mm")
-        found += variants_of(partial(scaled_mm, fast=True), "scaled_mm fast")
-    return found
+        return Tile(min(rows, 32), 32, 32, 4, 2)
+    return Tile(rows, 64, 128, 4, 4) if rows <= _MOST_READ else Tile(128, 128, 64, 8, 4)
 
 
 def _multiplies_float8(x_TI: Tensor, kept: Quantized) -> bool:
@@ -138,13 +114,7 @@ def _multiplies_float8(x_TI: Tensor, kept: Quantized) -> bool:
     return not x_TI.is_cuda or torch.cuda.get_device_capability(x_TI.device) >= (8, 9)
 
 
-def _shape(x_TI: Tensor, kept: Quantized, bias_O: Tensor | None = None) -> Shape:
-    added = "bias" if bias_O is not None else ""
-    kinds = kept.format.name, str(x_TI.dtype), added
-    return Shape((*kept.shape, *kinds), (rounded_up(len(x_TI)),))
-
-
-QUANTIZED_LINEAR: Final = Kernel("quantized_linear", quantized.quantized_linear, _shape, _variants)
+QUANTIZED_LINEAR: Final = Kernel("quantized_linear", quantized.quantized_linear, quantized_linear)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

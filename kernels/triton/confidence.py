@@ -19,19 +19,13 @@ from torch.nn.functional import linear
 from diffray.kernels import confidence as reference
 from diffray.kernels import noise
 from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.kernel import Kernel, Tile
 from diffray.kernels.numeric_errors import confidence_error
-from diffray.kernels.triton.launch import (
-    overlapped,
-    prefetch_rows,
-    tiled_variants,
-    variants_of,
-    wait_for_previous,
-)
+from diffray.kernels.triton.launch import overlapped, prefetch_rows, wait_for_previous
 from diffray.kernels.triton.vocab_tiles import Parts, join, keep
-from diffray.kernels.variants import Kernel, Shape, Tile, Variant, rounded_up
 
 _MANY_ROWS = 256  # from here on a tile of the fused product reads too much for what it computes
-_ROWS_STORED, _LOGITS = 512, 1024
+_ROWS_STORED, _ROWS_AT_ONCE, _LOGITS = 512, 4, 1024
 
 
 def confidence(
@@ -41,7 +35,6 @@ def confidence(
     forbidden: int,
     gather_RK: Tensor,
     draw: Draw | None,
-    tile: Tile | None = None,
     *,
     pdl: bool = False,
 ) -> Confidence:
@@ -49,10 +42,12 @@ def confidence(
 
     Logits are rounded to the dtype of the head, as if they had been stored.
     """
+    if len(hidden_RH) >= _MANY_ROWS and hidden_RH.element_size() <= 2 and draw is None:
+        return confidence_after_product(hidden_RH, head_VH, start, forbidden, gather_RK, pdl=pdl)
     hidden_RH, head_VH = hidden_RH.contiguous(), head_VH.contiguous()
     rows, hidden = hidden_RH.shape
     size = head_VH.shape[0]
-    tile = tile or _tile_for(rows, hidden_RH.element_size(), drawn=draw is not None)
+    tile = _tile_for(rows, hidden_RH.element_size(), drawn=draw is not None)
     parts = Parts.empty(triton.cdiv(size, tile.columns), rows, hidden_RH.device)
     gathered_RK = torch.zeros(gather_RK.shape, dtype=torch.float32, device=hidden_RH.device)
     if rows:
@@ -86,32 +81,27 @@ def confidence_after_product(
     start: int,
     forbidden: int,
     gather_RK: Tensor,
-    draw: Draw | None,
     *,
     pdl: bool = False,
 ) -> Confidence:
-    """Return the same as `confidence`, storing the logits of a few hundred rows at a time."""
+    """Return the best of each row, storing the logits of a few hundred rows at a time."""
     rows, size = len(hidden_RH), len(head_VH)
     parts = Parts.empty(triton.cdiv(size, _LOGITS), rows, hidden_RH.device)
     gathered_RK = torch.zeros(gather_RK.shape, dtype=torch.float32, device=hidden_RH.device)
-    noise_of_rows = _noise_of(draw)
-    at_once = 1 if draw is not None else 4  # noise takes many registers
     for first in range(0, rows, _ROWS_STORED):
         logits_RV = linear(hidden_RH[first : first + _ROWS_STORED], head_VH)
-        _weigh_logits[(triton.cdiv(len(logits_RV), at_once), triton.cdiv(size, _LOGITS))](
+        _weigh_logits[(triton.cdiv(len(logits_RV), _ROWS_AT_ONCE), triton.cdiv(size, _LOGITS))](
             logits_RV,
             *parts,
             gather_RK.contiguous(),
             gathered_RK,
-            *noise_of_rows,
             rows,
             first,
             size,
             start,
             forbidden,
             GATHERED=gather_RK.shape[1],
-            DRAWN=draw is not None,
-            ROWS=at_once,
+            ROWS=_ROWS_AT_ONCE,
             COLUMNS=_LOGITS,
             num_warps=4,
             **overlapped(pdl),
@@ -136,44 +126,12 @@ def _tile_for(rows: int, itemsize: int, *, drawn: bool) -> Tile:
     return Tile(tile, 64 if drawn else 128, 64, warps, 4)
 
 
-def _variants(
-    hidden_RH: Tensor,
-    _head_VH: Tensor,
-    _start: int,
-    _forbidden: int,
-    _gather_RK: Tensor,
-    draw: Draw | None,
-) -> list[Variant]:
-    """Return the program that reads the head once, or first torch's product for many rows."""
-    rows, itemsize = rounded_up(len(hidden_RH)), hidden_RH.element_size()
-    found = tiled_variants([_tile_for(rows, itemsize, drawn=draw is not None)], confidence)
-    if itemsize > 2 or rows < _MANY_ROWS:
-        return found
-    product = variants_of(confidence_after_product, "triton after product")
-    return [*found, *product] if draw is not None else [*product, *found]
-
-
-def _shape(
-    hidden_RH: Tensor,
-    head_VH: Tensor,
-    _start: int,
-    _forbidden: int,
-    gather_RK: Tensor,
-    draw: Draw | None,
-) -> Shape:
-    kinds = str(head_VH.dtype), "best" if draw is None else "drawn"
-    sizes = rounded_up(len(hidden_RH)), rounded_up(gather_RK.shape[1])
-    return Shape((*head_VH.shape, *kinds), sizes)
-
-
 CONFIDENCE: Final = Kernel(
     "confidence",
     reference.confidence,
-    _shape,
-    _variants,
+    confidence,
     error=confidence_error,
     tolerance=0.25,  # logits are rounded once
-    recordable=lambda *args: args[-1] is None,  # which rows draw is found on the host
 )
 
 
@@ -254,15 +212,12 @@ def _weigh_logits(
     mass_ptr,
     gather_ptr,
     gathered_ptr,
-    temperature_ptr,
-    key_ptr,
     rows,
     first,
     size,
     start,
     forbidden,
     GATHERED: tl.constexpr,
-    DRAWN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
@@ -287,12 +242,12 @@ def _weigh_logits(
         mass_ptr,
         gather_ptr,
         gathered_ptr,
-        temperature_ptr,
-        key_ptr,
+        None,
+        None,
         rows,
         size,
         start,
         forbidden,
         GATHERED,
-        DRAWN,
+        False,
     )

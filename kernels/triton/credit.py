@@ -14,8 +14,8 @@ from torch import Tensor
 from diffray.kernels import credit
 from diffray.kernels.confidence import Confidence
 from diffray.kernels.credit import Credits
-from diffray.kernels.triton.launch import overlapped, variants_of, wait_for_previous
-from diffray.kernels.variants import Kernel, Shape, rounded_up
+from diffray.kernels.kernel import Kernel
+from diffray.kernels.triton.launch import overlapped, wait_for_previous
 
 _FEWEST: Final = 64  # ids that a program has room for, at least
 
@@ -32,7 +32,7 @@ def reward(
     """Return what `confidence` would find with credit added to the logits; no row draws."""
     rows, gathered_RK = len(cells_R), found.gathered_RK
     ids_BLK, credit_BLK = credits.memory
-    size = max(rounded_up(ids_BLK.shape[2]), _FEWEST)
+    size = max(triton.next_power_of_2(ids_BLK.shape[2]), _FEWEST)
     ids_R = torch.empty_like(found.ids_R)
     best_R, lse_R, mask_R = (torch.empty_like(found.best_R) for _ in range(3))
     if rows:
@@ -60,16 +60,10 @@ def reward(
     return Confidence(ids_R, best_R, best_R, best_R, lse_R, mask_R.unsqueeze(1))
 
 
-def _shape(found: Confidence, credits: Credits, cells_R: Tensor, *_: object) -> Shape:
-    sizes = rounded_up(len(cells_R)), rounded_up(credits.memory.ids_BLK.shape[2])
-    return Shape((str(found.logits_R.dtype),), sizes)
-
-
 REWARD: Final = Kernel(
     "reward",
     credit.reward,
-    _shape,
-    lambda *_: variants_of(reward),
+    reward,
     written=lambda _found, credits, *_: credits.memory,
     precision=lambda *_: torch.float32,
 )

@@ -13,11 +13,11 @@ import torch
 import triton
 from torch import Tensor
 
+from diffray.kernels.kernel import Tile
 from diffray.kernels.router import Pairs
 from diffray.kernels.triton.expert_tiles import _down, _gate_up
 from diffray.kernels.triton.float8_rows import round_rows
 from diffray.kernels.triton.launch import overlapped
-from diffray.kernels.variants import Tile
 
 
 def multiply_pairs(

@@ -5,42 +5,19 @@ Every program of such a kernel waits, so when it has ended, all earlier kernels 
 Needs compute capability 9.0.
 """
 
-from collections.abc import Sequence as Items
-from functools import partial
-from typing import Final
+from functools import cache
 
 import triton
 import triton.language as tl
 
-from diffray.kernels.variants import Run, Tile, Variant, tiled
 
-EARLY_S: Final = 2e-6  # what a kernel that starts early may save: its launch, and its first loads
-
-
+@cache
 def can_overlap() -> bool:
     """Return whether the current GPU can launch a kernel before the previous one has ended."""
     if triton.knobs.runtime.interpret:
         return False
     target = triton.runtime.driver.active.get_current_target()
     return bool(target.backend == "cuda" and target.arch >= 90)
-
-
-def variants_of(run: Run, program: str = "triton") -> list[Variant]:
-    """Return a program, launched early if the GPU can, then as it is."""
-    if not can_overlap():
-        return [Variant(program, run)]
-    early = Variant(f"{program} pdl", partial(run, pdl=True), early_s=EARLY_S)
-    return [early, Variant(program, run)]
-
-
-def tiled_variants(tiles: Items[Tile], run: Run, program: str = "triton") -> list[Variant]:
-    """Return a program with each tile, launched early if the GPU can; the first also as it is."""
-    if not can_overlap():
-        return [tiled(program, tile, run) for tile in tiles]
-    early = [
-        tiled(f"{program} pdl", tile, partial(run, pdl=True), early_s=EARLY_S) for tile in tiles
-    ]
-    return [early[0], tiled(program, tiles[0], run), *early[1:]]
 
 
 def overlapped(pdl: bool) -> dict[str, bool]:

@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from diffray.kernels import linear, norm
-from diffray.kernels.triton.launch import overlapped, variants_of, wait_for_previous
-from diffray.kernels.variants import Kernel, Shape, rounded_up
+from diffray.kernels.kernel import Kernel
+from diffray.kernels.triton.launch import overlapped, wait_for_previous
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
@@ -47,29 +47,9 @@ def linear_add_norm(
     return add_norm(linear.linear(x_TI, weight_OI), residual_TO, norm_O, eps, pdl=pdl)
 
 
-def _shape(x: Tensor) -> Shape:
-    size = x.shape[-1]
-    return Shape((size, str(x.dtype)), (rounded_up(x.numel() // size),))
-
-
-RMS_NORM: Final = Kernel(
-    "rms_norm",
-    norm.rms_norm,
-    lambda x, _weight, _eps: _shape(x),
-    lambda *_: variants_of(rms_norm),
-)
-ADD_NORM: Final = Kernel(
-    "add_norm",
-    norm.add_norm,
-    lambda x, _residual, _weight, _eps: _shape(x),
-    lambda *_: variants_of(add_norm),
-)
-LINEAR_ADD_NORM: Final = Kernel(
-    "linear_add_norm",
-    linear.linear_add_norm,
-    lambda x, weight, *_: Shape((*weight.shape, str(x.dtype)), (rounded_up(len(x)),)),
-    lambda *_: variants_of(linear_add_norm),
-)
+RMS_NORM: Final = Kernel("rms_norm", norm.rms_norm, rms_norm)
+ADD_NORM: Final = Kernel("add_norm", norm.add_norm, add_norm)
+LINEAR_ADD_NORM: Final = Kernel("linear_add_norm", linear.linear_add_norm, linear_add_norm)
 
 
 def _launch(

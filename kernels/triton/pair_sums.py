@@ -16,18 +16,16 @@ def sum_pairs(
     part_SH: Tensor,
     ids_TK: Tensor,
     num_experts: int,
-    place_S: Tensor | None = None,
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """Return each token's sum over its experts here [T, H]; pair s is in row `place_S[s]`, or s."""
+    """Return each token's sum over its experts here [T, H]."""
     (num_tokens, num_chosen), hidden = ids_TK.shape, part_SH.shape[1]
     out_TH = part_SH.new_empty(num_tokens, hidden)
     block = min(triton.next_power_of_2(hidden), 1024)
     _sum_pairs[(num_tokens, triton.cdiv(hidden, block))](
         part_SH,
         ids_TK.contiguous(),
-        place_S,
         out_TH,
         hidden,
         num_experts,
@@ -78,7 +76,6 @@ def sum_add_norm(
 def _sum_pairs(
     part_ptr,
     ids_ptr,
-    place_ptr,
     out_ptr,
     hidden,
     num_experts,
@@ -91,7 +88,7 @@ def _sum_pairs(
     token = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < hidden
-    total = _sum_of_token(part_ptr, ids_ptr, place_ptr, token, at, hidden, num_experts, CHOSEN)
+    total = _sum_of_token(part_ptr, ids_ptr, token, at, hidden, num_experts, CHOSEN)
     out = out_ptr + token.to(tl.int64) * hidden + at
     tl.store(out, total, mask=inside)
 
@@ -119,7 +116,7 @@ def _sum_norm_row(
     weight = tl.load(weight_ptr + at, mask=inside, other=0.0)
     wait_for_previous(PDL)
     token = tl.program_id(0)
-    x = _sum_of_token(part_ptr, ids_ptr, None, token, at, hidden, num_experts, CHOSEN)
+    x = _sum_of_token(part_ptr, ids_ptr, token, at, hidden, num_experts, CHOSEN)
     row = token.to(tl.int64) * hidden + at
     if SHARED:
         x = rounded_sum(x, tl.load(shared_ptr + row, mask=inside, other=0.0))
@@ -129,17 +126,13 @@ def _sum_norm_row(
 
 
 @triton.jit
-def _sum_of_token(
-    part_ptr, ids_ptr, place_ptr, token, at, hidden, num_experts, CHOSEN: tl.constexpr
-):
+def _sum_of_token(part_ptr, ids_ptr, token, at, hidden, num_experts, CHOSEN: tl.constexpr):
     """Return a token's sum in the parts' dtype, without pairs of other ranks."""
     total = tl.zeros(at.shape, tl.float32)
     for chosen in tl.static_range(CHOSEN):
         pair = token * CHOSEN + chosen
         expert = tl.load(ids_ptr + pair)
         here = (expert >= 0) & (expert < num_experts) & (at < hidden)
-        if place_ptr is not None:  # undefined for pairs of other ranks
-            pair = tl.load(place_ptr + pair)
         parts = part_ptr + pair.to(tl.int64) * hidden + at
         total += tl.load(parts, mask=here, other=0.0).to(tl.float32)
     return total.to(part_ptr.dtype.element_ty)

@@ -13,14 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 from diffray.kernels import quantized_kv
-from diffray.kernels.attention import KVLayer, QKRotary
+from diffray.kernels.attention import QKRotary
+from diffray.kernels.kernel import Kernel
 from diffray.kernels.numeric_errors import largest_error
 from diffray.kernels.quantized_kv import QuantizedKV, Rounded, widen_heads
-from diffray.kernels.triton import attention
 from diffray.kernels.triton.attention import SPLIT_KEYS, InBits, paged_attention
 from diffray.kernels.triton.launch import overlapped, wait_for_previous
 from diffray.kernels.triton.rope import rotate_and_store
-from diffray.kernels.variants import Kernel, Shape, Tile, Variant
 from diffray.kernels.windows import Windows
 
 _NUMBERS = 2048  # that one program rounds
@@ -34,7 +33,6 @@ def quantized_attend(
     kv: QuantizedKV,
     slots_T: Tensor,
     windows: Windows,
-    tile: Tile | None = None,
     *,
     split_keys: int = SPLIT_KEYS,
     pdl: bool = False,
@@ -48,7 +46,7 @@ def quantized_attend(
     in_bits = InBits(kv.form.bits, kv.keys.pairs_NP2, kv.values.pairs_NP2, own_2TGD)
     pools = kv.keys.numbers_NB, kv.values.numbers_NB
     return paged_attention(
-        q_TQD, *pools, windows.paged, tile, split_keys=split_keys, pdl=pdl, in_bits=in_bits
+        q_TQD, *pools, windows.paged, split_keys=split_keys, pdl=pdl, in_bits=in_bits
     )
 
 
@@ -81,27 +79,6 @@ def round_and_store(
     )
 
 
-def _plain(kv: QuantizedKV, heads_TND: Tensor) -> KVLayer:
-    """Return a plain layer with heads of the same shape, for functions that only read shapes."""
-    _, num_keys, _ = kv.keys.numbers_NB.shape
-    place = heads_TND.new_empty(0, num_keys, heads_TND.shape[-1])
-    return KVLayer(place, place)
-
-
-def _variants(
-    heads_TND: Tensor, rotary: QKRotary, kv: QuantizedKV, slots_T: Tensor, windows: Windows
-) -> list[Variant]:
-    plain, bits = _plain(kv, heads_TND), kv.form.bits
-    return attention.variants(quantized_attend, heads_TND, rotary, plain, slots_T, windows, bits)
-
-
-def _shape(
-    heads_TND: Tensor, rotary: QKRotary, kv: QuantizedKV, slots_T: Tensor, windows: Windows
-) -> Shape:
-    shape = attention.ATTEND.shape(heads_TND, rotary, _plain(kv, heads_TND), slots_T, windows)
-    return Shape((*shape.facts, kv.form.name), shape.sizes)
-
-
 def _error(args: Items[Any], got: Items[Tensor], expected: Items[Tensor]) -> float:
     """Return the error of the attention output; infinite if stored heads are too far off.
 
@@ -125,8 +102,7 @@ def _bfloat16(*_: Any) -> torch.dtype:
 QUANTIZED_ATTEND: Final = Kernel(
     "quantized_attend",
     quantized_kv.quantized_attend,
-    _shape,
-    _variants,
+    quantized_attend,
     written=lambda _heads, _rotary, kv, _slots, _windows: (*kv.keys, *kv.values),
     error=_error,
     precision=_bfloat16,

@@ -9,7 +9,6 @@ Letters: T packed tokens, H hidden size, C splits of it, E experts, K experts of
 of M experts each, J of which are chosen.
 """
 
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -19,12 +18,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from diffray.kernels import router
+from diffray.kernels.kernel import Kernel, Run
 from diffray.kernels.numeric_errors import choice_error
 from diffray.kernels.router import Routing
-from diffray.kernels.triton.launch import overlapped, variants_of, wait_for_previous
+from diffray.kernels.triton.launch import overlapped, wait_for_previous
 from diffray.kernels.triton.pairs import empty_pairs, list_pairs, sort_pairs
 from diffray.kernels.triton.router_logits import split_logits
-from diffray.kernels.variants import Kernel, Run, Shape, Variant, rounded_up
 
 _TOKENS = 4  # per program
 _MOST_FUSED = 256  # tokens; several programs list the pairs of more faster
@@ -36,14 +35,13 @@ def softmax_router(
     bias_E: Tensor | None,
     num_chosen: int,
     *,
-    fused: bool = False,
     pdl: bool = False,
 ) -> Routing:
     """Return the largest probabilities, not renormalised, and list the experts' pairs.
 
     A bias affects both the choice and the weights.
     """
-    logits_CTE, done = _product(x_TH, weight_EH, fused, pdl)
+    logits_CTE, done = _product(x_TH, weight_EH, pdl)
     num_splits, num_tokens, num_experts = logits_CTE.shape
     out = _outputs(logits_CTE, done, num_chosen)
     if num_tokens:
@@ -75,14 +73,13 @@ def grouped_sigmoid_router(
     num_groups: int,
     groups_chosen: int,
     scale: float,
-    fused: bool = False,
     pdl: bool = False,
 ) -> Routing:
     """Return the best experts inside the best groups, and list the experts' pairs.
 
     The bias affects only the choice. A group's score is the sum of its two best experts.
     """
-    logits_CTE, done = _product(x_TH, weight_EH, fused, pdl)
+    logits_CTE, done = _product(x_TH, weight_EH, pdl)
     num_splits, num_tokens, num_experts = logits_CTE.shape
     group = num_experts // num_groups
     out = _outputs(logits_CTE, done, num_chosen)
@@ -103,17 +100,15 @@ def grouped_sigmoid_router(
             BLOCK_GROUP=triton.next_power_of_2(group),
             BLOCK_CHOSEN=triton.next_power_of_2(num_chosen),
             PAIRS=_pairs_block(out),
-            num_warps=4 if fused else 1,
+            num_warps=1 if done is None else 4,
             **overlapped(pdl),
         )
     return _listed(out, num_experts, pdl)
 
 
-def _product(
-    x_TH: Tensor, weight_EH: Tensor, fused: bool, pdl: bool
-) -> tuple[Tensor, Tensor | None]:
+def _product(x_TH: Tensor, weight_EH: Tensor, pdl: bool) -> tuple[Tensor, Tensor | None]:
     """Return logits [C, T, E] to be summed and, if fused, a counter of finished programs."""
-    if fused:
+    if len(x_TH) <= _MOST_FUSED:
         return split_logits(x_TH, weight_EH, pdl)
     return linear(x_TH.to(weight_EH.dtype), weight_EH).unsqueeze(0), None
 
@@ -141,30 +136,17 @@ def _pairs_block(out: Routing) -> int:
     return 0 if out.pairs is None else triton.next_power_of_2(out.ids_TK.numel())
 
 
-def _shape(
-    x_TH: Tensor, weight_EH: Tensor, bias_E: Tensor | None, num_chosen: int, **options: Any
-) -> Shape:
-    biased = "plain" if bias_E is None else "biased"
-    facts = *weight_EH.shape, num_chosen, biased, str(x_TH.dtype), *map(str, options.values())
-    return Shape(facts, (rounded_up(len(x_TH)),))
-
-
 def _kernel(name: str, reference: Run, run: Run) -> Kernel:
     def listed(x_TH: Tensor, weight_EH: Tensor, *args: Any, **options: Any) -> Routing:
-        """Return the reference's choice with the pairs, as all variants do."""
+        """Return the reference's choice with the pairs, as the program does."""
         found = reference(x_TH, weight_EH, *args, **options)
         starts_E, order_S = router.list_pairs(found.ids_TK, len(weight_EH))
         return Routing(found.ids_TK, found.weights_TK, starts_E, order_S)
 
-    def variants(x_TH: Tensor, *_: Any, **__: Any) -> list[Variant]:
-        if rounded_up(len(x_TH)) > _MOST_FUSED:
-            return variants_of(run)
-        return variants_of(partial(run, fused=True), "triton fused")
-
     def precision(_x_TH: Tensor, weight_EH: Tensor, *_: Any, **__: Any) -> torch.dtype:
         return weight_EH.dtype
 
-    return Kernel(name, listed, _shape, variants, error=choice_error, precision=precision)
+    return Kernel(name, listed, run, error=choice_error, precision=precision)
 
 
 SOFTMAX_ROUTER: Final = _kernel("softmax_router", router.softmax_router, softmax_router)

@@ -1,4 +1,4 @@
-"""Every kernel that has Triton programs, with its variants."""
+"""Every kernel that has a Triton program."""
 
 from typing import Final
 

@@ -11,7 +11,6 @@ import torch
 from typer.testing import CliRunner
 
 from diffray.cluster.cli import machine_checks
-from diffray.cluster.cli.doctor import as_table, as_values
 from diffray.cluster.cli.machine_checks import (
     Check,
     compiler,
@@ -24,9 +23,7 @@ from diffray.cluster.cli.main import app
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.info import describe
 from diffray.kernels import choose
-from diffray.kernels.trial import Outcome
-from diffray.kernels.variants import Shape
-from diffray.workers.bring_up.findings import Findings, GraphsOutcome, SumsOutcome
+from diffray.workers.bring_up.findings import Findings
 from tests.helpers.paths import GOLDEN
 from tests.helpers.quantized import weights_of
 
@@ -46,12 +43,11 @@ def test_it_lists_what_it_found_and_what_to_fix(monkeypatch: pytest.MonkeyPatch)
     lines = message.splitlines()
     assert [line[:14].strip() for line in lines[: len(NAMES)]] == NAMES
     assert status == 0 and lines[len(NAMES) :] == ["", "Nothing to fix."]
-    failed = Findings(failed="every variant is refused")
+    failed = Findings(failed="the check failed")
     monkeypatch.setattr("diffray.workers.bring_up.start.bring_up", lambda *_, **__: failed)
     status, message, _ = run("demo", "--device", "cpu")
     assert status == 1 and message.splitlines()[-1] == (
-        "To fix: Triton's kernels cannot be used (every variant is refused); --kernels torch skips "
-        "them."
+        "To fix: Triton's kernels cannot be used (the check failed); --kernels torch skips them."
     )
     status, _, message = run("./no-such-model", "--device", "cpu")
     assert status == 1
@@ -68,7 +64,7 @@ def test_json_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert status == 1
     assert [check["name"] for check in found["checks"]] == NAMES
     assert found["checks"][-1] == {"name": "shared memory", "found": "none", "fix": "mount more"}
-    assert found["kernels"] == [] and found["graphs"] is None and found["sums"] is None
+    assert found["refused"] == {} and found["graphs"] is None and found["failed"] == ""
     assert "\"torch's; there is no GPU to try Triton's on\"" in message
 
 
@@ -152,34 +148,11 @@ def test_quantized_experts_take_a_byte_each() -> None:
     assert small == sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
 
 
-SHAPE = Shape((64, "torch.bfloat16"), (512,))
-FOUND = Findings(
-    outcomes=(
-        Outcome("rms_norm", SHAPE, "triton", "", 0.001, 9e-6, 4e-6, True),
-        Outcome("rms_norm", SHAPE, "torch", "", 0.0, 12e-6, 8e-6),
-        Outcome("rms_norm", SHAPE, "other", "wrong: error 1.0e+00, at most 5.0e-02 allowed"),
-    ),
-    graphs=GraphsOutcome("", 2e-3, 1e-3),
-    sums=SumsOutcome(8192, "", "bfloat16", 1e-5, 2e-5),
-    selection="early",
-    seconds=41.26,
-)
-
-
-def test_findings_are_a_table_and_json() -> None:
-    assert as_table(Findings()) == []
-    assert as_table(FOUND) == [
-        "",
-        "  size  used    us   torch us",
-        "rms_norm",
-        "  512   triton  4.0  8.0",
-    ]
-    found = json.loads(json.dumps(as_values(FOUND)))
-    assert found["kernels"][0] == {
-        "kernel": "rms_norm", "facts": [64, "torch.bfloat16"], "sizes": [512], "used": "triton",
-        "us": 4.0, "launched_us": 9.0, "torch_us": 8.0, "error": 0.001, "tried": 3, "refused": 1,
-    }  # fmt: skip
-    assert found["graphs"] == {"refused": "", "launched_s": 2e-3, "replayed_s": 1e-3}
-    assert found["selection"] == "early" and found["sums"]["most_bytes"] == 8192
-    assert len(found["refused"]) == 1 and "rms_norm 'other' is refused" in found["refused"][0]
-    assert found["seconds"] == 41.3
+def test_refused_kernels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Findings(refused={"rms_norm": "it crashed (SIGABRT)"}, graphs="")
+    monkeypatch.setattr("diffray.workers.bring_up.start.bring_up", lambda *_, **__: found)
+    status, message, _ = run("demo", "--device", "cpu")
+    line = "kernels: torch's rms_norm is used: it crashed (SIGABRT)"
+    assert status == 0 and message.splitlines()[-3:] == [line, "", "Nothing to fix."]
+    _, message, _ = run("demo", "--device", "cpu", "--json")
+    assert json.loads(message)["refused"] == found.refused

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from diffray.kernels.trial import tensors_of
+from diffray.kernels.verify import tensors_of
 from diffray.workers.graphs import Bucket, Recorded
 
 

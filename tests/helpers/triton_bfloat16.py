@@ -3,7 +3,7 @@
 It holds bfloat16 as 16-bit integers: products multiply those, and casts truncate.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from diffray.kernels.variants import Variant
 from tests.helpers.triton_device import DEVICE
 
 
@@ -59,13 +58,3 @@ def exact_bfloat16() -> Iterator[None]:
             patch.setattr(InterpreterBuilder, name, cast(name))
         patch.setattr(InterpreterBuilder, "create_dot", dot)
         yield
-
-
-def run_variants(variants: Sequence[Variant], *args: Any) -> list[Any]:
-    """Return what each variant makes of the same inputs, the last one's result last.
-
-    Warps and stages make a difference on a GPU only.
-    """
-    distinct = {v.name.split(" w")[0] if DEVICE.type == "cpu" else v.name: v for v in variants}
-    with exact_bfloat16():
-        return [variant.run(*args) for variant in distinct.values()]

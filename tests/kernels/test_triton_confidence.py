@@ -1,6 +1,7 @@
 """Tokens and confidences without logits, in Triton, against torch."""
 
 from itertools import product
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -8,8 +9,10 @@ import torch
 from tests.helpers.triton_device import DEVICE  # isort: skip
 from diffray.kernels import confidence as reference
 from diffray.kernels.confidence import Draw
-from diffray.kernels.triton.confidence import confidence, confidence_after_product
-from diffray.kernels.variants import Run
+from diffray.kernels.kernel import Run
+from diffray.kernels.triton import confidence as programs
+from diffray.kernels.triton.confidence import CONFIDENCE, confidence, confidence_after_product
+from diffray.kernels.verify import verified
 
 Size = tuple[int, int, int, int]  # rows, hidden, vocabulary, gathered ids of each row
 
@@ -56,19 +59,33 @@ def test_confidence_equals_the_reference(size: Size, temperatures: tuple[float, 
     check(confidence, size, draw_of(size[0], *temperatures))
 
 
+# The logits of 514 rows are stored in two parts.
 @pytest.mark.parametrize(
-    ("size", "temperatures"),
+    "size", [(5, 48, 1100, 3), pytest.param((514, 8, 40, 1), marks=LONG), (0, 8, 40, 1)]
+)
+def test_confidence_from_stored_logits_equals_the_reference(size: Size) -> None:
+    check(lambda *args: confidence_after_product(*args[:-1]), size, None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "drawn", "stored"),
     [
-        ((5, 48, 1100, 3), ()),
-        ((5, 48, 1100, 3), (0.7, 0.0, 1.3)),
-        pytest.param((514, 8, 40, 1), (), marks=LONG),  # the logits are stored in two parts
-        ((0, 8, 40, 1), (0.7,)),
+        (256, torch.float16, False, True),
+        (255, torch.float16, False, False),
+        (256, torch.float16, True, False),
+        (256, torch.float32, False, False),
     ],
 )
-def test_confidence_from_stored_logits_equals_the_reference(
-    size: Size, temperatures: tuple[float, ...]
+def test_logits_of_many_rows_in_16_bits_are_stored_unless_they_draw(
+    rows: int, dtype: torch.dtype, drawn: bool, stored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(confidence_after_product, size, draw_of(size[0], *temperatures))
+    product = Mock(wraps=confidence_after_product)
+    monkeypatch.setattr(programs, "confidence_after_product", product)
+    torch.manual_seed(rows)
+    x, head = torch.randn(rows, 16).to(DEVICE, dtype), torch.randn(40, 16).to(DEVICE, dtype)
+    asked, draw = torch.full((rows, 1), 39, device=DEVICE), draw_of(rows, *[0.7] * drawn)
+    assert verified(CONFIDENCE, x, head, 0, 39, asked, draw)[1] == ""
+    assert product.called == stored
 
 
 def test_a_slice_of_the_vocabulary_speaks_of_its_own_ids() -> None:

@@ -1,23 +1,18 @@
-"""Experts whose inputs are float8 rows too, in Triton and by a grouped product, against torch."""
+"""Experts whose inputs are float8 rows too, in Triton, against torch."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.helpers.triton_device import DEVICE  # isort: skip
-from tests.helpers.triton_bfloat16 import run_variants  # isort: skip
+from tests.helpers.triton_bfloat16 import exact_bfloat16  # isort: skip
 from diffray.kernels import quantized
 from diffray.kernels.formats import FORMATS
 from diffray.kernels.quantize import quantize
 from diffray.kernels.router import Routing, list_pairs
-from diffray.kernels.triton.float8_experts import (
-    FLOAT8_EXPERTS,
-    float8_experts_forward,
-    scaled_grouped_mm,
-)
-from diffray.kernels.variants import Run
+from diffray.kernels.triton.float8_experts import FLOAT8_EXPERTS
 
-REFERENCE: Run = quantized.float8_experts_forward
+REFERENCE, PROGRAM = FLOAT8_EXPERTS.reference, FLOAT8_EXPERTS.program
 HIDDEN, WIDTH, EXPERTS, CHOSEN = 48, 32, 6, 3
 
 
@@ -39,78 +34,43 @@ def of_rank(args: list[Tensor]) -> list[Tensor]:
     return [x, *(part[2:4].contiguous() for part in weights), ids - 2, shares]
 
 
-def grouped(
-    x: Tensor,
-    w: Tensor,
-    scale_x: Tensor,
-    scale_w: Tensor,
-    *,
-    offs: Tensor,
-    out_dtype: torch.dtype,
-    use_fast_accum: bool,
-) -> Tensor:
-    """Do what torch does on a GPU; rows behind the last group are undefined."""
-    assert offs.dtype == torch.int32
-    out = torch.full((len(x), w.shape[2]), torch.nan, dtype=out_dtype, device=x.device)
-    start = 0
-    for group, stop in enumerate(offs.tolist()):
-        rows = x[start:stop].float() * scale_x[start:stop, None]
-        out[start:stop] = (rows @ w[group].float() * scale_w[group]).to(out_dtype)
-        start = stop
-    return out
-
-
 def distance(got: Tensor, expected: Tensor) -> float:
     size = expected.double().norm().clamp(min=1e-9)  # a rank may have none of a token's experts
     return float((got.double() - expected.double()).norm() / size)
 
 
-@pytest.fixture(params=["triton", "scaled_grouped_mm"])
-def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
-    if request.param == "triton":
-        return float8_experts_forward
-    if DEVICE.type == "cpu":
-        monkeypatch.setattr(torch, "_scaled_grouped_mm", grouped)
-    return scaled_grouped_mm
-
-
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="torch's grouped product takes no float32")
 @pytest.mark.parametrize("tokens", [1, 11, pytest.param(40, marks=pytest.mark.long)])
-def test_experts_equal_the_reference(program: Run, tokens: int) -> None:
+def test_experts_equal_the_reference(tokens: int) -> None:
     args = case(tokens)
     for these in (args, of_rank(args)):
-        assert distance(program(*these), REFERENCE(*these)) < 1e-3
+        assert distance(PROGRAM(*these), REFERENCE(*these)) < 1e-3
     nobody = [*args[:5], torch.full_like(args[5], EXPERTS), args[6]]
-    assert torch.equal(program(*nobody), torch.zeros_like(args[0]))
+    assert torch.equal(PROGRAM(*nobody), torch.zeros_like(args[0]))
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="torch's grouped product takes no float32")
-def test_pairs_that_the_router_lists_for_all_ranks_are_cut(program: Run) -> None:
+def test_pairs_that_the_router_lists_for_all_ranks_are_cut() -> None:
     """Those of a rank's experts begin behind those of the ranks before it."""
     args = case(20)
     own = of_rank(args)
     listed = Routing(args[5], args[6], *list_pairs(args[5], EXPERTS)).of(2, 4)
     assert listed.pairs is not None and int(listed.pairs.starts_E[0]) > 0
-    assert torch.equal(program(*own, listed.pairs), program(*own))
+    assert torch.equal(PROGRAM(*own, listed.pairs), PROGRAM(*own))
 
 
-@pytest.mark.parametrize("tokens", [3, pytest.param(50, marks=pytest.mark.long)])
-def test_every_variant_equals_the_reference_in_bfloat16(tokens: int) -> None:
+@pytest.mark.parametrize("tokens", [3, 50])
+def test_experts_in_bfloat16_equal_the_reference(tokens: int) -> None:
     """Where a number lies between two of float8, bfloat16's last bit decides."""
     args = case(tokens)
     x, weights = args[0].bfloat16(), args[-1].bfloat16()
     expected = REFERENCE(x.double(), *args[1:6], weights.double())
-    variants = FLOAT8_EXPERTS.variants(x, *args[1:6], weights, None)
-    found = run_variants(variants, x, *args[1:6], weights)
-    assert all(out.dtype == torch.bfloat16 for out in found)
-    assert max(distance(out, expected) for out in found) < 0.03
+    with exact_bfloat16():
+        got = PROGRAM(x, *args[1:6], weights)
+    assert got.dtype == torch.bfloat16 and distance(got, expected) < 0.03
 
 
-def test_rounding_what_experts_take_is_not_left_out(program: Run) -> None:
+def test_rounding_what_experts_take_is_not_left_out() -> None:
     """Products of float8 weights alone are as far from it as rounding moves numbers."""
     args = case(40)
-    if DEVICE.type == "cuda":
-        args[0], args[-1] = args[0].bfloat16(), args[-1].bfloat16()
     x, w31, scale31, w2, scale2, ids, weights = args
     unrounded = quantized.quantized_experts_forward(x, w31, scale31, w2, scale2, ids, weights)
-    assert 0.01 < distance(program(*args), unrounded) < 0.1
+    assert 0.01 < distance(PROGRAM(*args), unrounded) < 0.1

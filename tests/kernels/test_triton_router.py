@@ -1,6 +1,8 @@
 """Routers in Triton against torch, after torch's product and with their own."""
 
+from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,10 +12,20 @@ from tests.helpers.triton_device import DEVICE  # isort: skip
 from tests.helpers.triton_bfloat16 import exact_bfloat16  # isort: skip
 from diffray.kernels import router as reference
 from diffray.kernels.router import Routing
+from diffray.kernels.triton import router
 from diffray.kernels.triton.router import grouped_sigmoid_router, softmax_router
 from diffray.kernels.triton.router_logits import split_logits
 
-FUSED = pytest.mark.parametrize("fused", [False, True])
+
+@pytest.fixture(params=[False, True])
+def fused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Few tokens are multiplied by the router, or by torch as many are."""
+    multiply = Mock(wraps=split_logits)
+    monkeypatch.setattr(router, "split_logits", multiply)
+    if not request.param:
+        monkeypatch.setattr(router, "_MOST_FUSED", -1)
+    yield
+    assert multiply.called == request.param
 
 
 def case(tokens: int, experts: int, hidden: int = 40) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,44 +43,44 @@ def check(got: Routing, expected: Routing, experts: int) -> None:
     assert torch.equal(got.pairs.starts_E, starts) and torch.equal(got.pairs.order_S, order)
 
 
-@FUSED
+@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize(("tokens", "experts", "chosen"), [(1, 3, 3), (9, 20, 4), (37, 24, 8)])
 @pytest.mark.rotate(4)
 def test_softmax_router_equals_the_reference(
-    tokens: int, experts: int, chosen: int, biased: bool, fused: bool
+    tokens: int, experts: int, chosen: int, biased: bool
 ) -> None:
     x, weight, bias = case(tokens, experts)
     args = x, weight, bias if biased else None, chosen
-    check(softmax_router(*args, fused=fused), reference.softmax_router(*args), experts)
-    assert softmax_router(x[:0], *args[1:], fused=fused).ids_TK.shape == (0, chosen)
+    check(softmax_router(*args), reference.softmax_router(*args), experts)
+    assert softmax_router(x[:0], *args[1:]).ids_TK.shape == (0, chosen)
 
 
-@FUSED
+@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize(
     ("tokens", "experts", "chosen", "groups", "kept"),
     [(7, 32, 4, 8, 4), (3, 12, 3, 3, 2), (2, 10, 1, 5, 1), (5, 9, 4, 1, 1), (4, 6, 2, 2, 2)],
 )
 def test_grouped_router_equals_the_reference(
-    tokens: int, experts: int, chosen: int, groups: int, kept: int, fused: bool
+    tokens: int, experts: int, chosen: int, groups: int, kept: int
 ) -> None:
     args = *case(tokens, experts), chosen
     how: dict[str, Any] = {"num_groups": groups, "groups_chosen": kept, "scale": 2.5}
-    got = grouped_sigmoid_router(*args, **how, fused=fused)
+    got = grouped_sigmoid_router(*args, **how)
     check(got, reference.grouped_sigmoid_router(*args, **how), experts)
 
 
-@FUSED
-def test_of_equal_experts_the_lowest_ids_are_taken(fused: bool) -> None:
+@pytest.mark.usefixtures("fused")
+def test_of_equal_experts_the_lowest_ids_are_taken() -> None:
     x, weight, bias = case(2, 24)
     # Whole numbers, because the interpreter's products add up in an order of their own.
     x, weight, bias = x.round(), (8 * weight[:1]).round().repeat(24, 1), bias * 0
     for dtype in (torch.float32, torch.bfloat16):
         with exact_bfloat16():
             args = x.to(dtype), weight, bias, 3
-            assert softmax_router(*args, fused=fused).ids_TK.tolist() == [[0, 1, 2]] * 2
+            assert softmax_router(*args).ids_TK.tolist() == [[0, 1, 2]] * 2
             how: dict[str, Any] = {"num_groups": 4, "groups_chosen": 2, "scale": 1.0}
-            got = grouped_sigmoid_router(*args, **how, fused=fused)
+            got = grouped_sigmoid_router(*args, **how)
             assert got.ids_TK.tolist() == [[0, 1, 2]] * 2
 
 

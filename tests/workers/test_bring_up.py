@@ -1,6 +1,6 @@
-"""Bring-up refuses variants that are wrong, crash, hang, do not compile or are slower.
+"""Kernels that are wrong, crash, hang or do not compile give way to torch's.
 
-Without a GPU stand-ins are tried (tests/helpers/stand_in_kernels.py), in real child processes.
+Without a GPU stand-ins are checked (tests/helpers/stand_in_kernels.py), in real child processes.
 """
 
 import time
@@ -12,61 +12,51 @@ import pytest
 
 from tests.helpers import triton_device  # isort: skip  # noqa: F401
 from diffray.components.mesh import Mesh
-from diffray.workers.bring_up.findings import Findings, FindingsFile
+from diffray.workers.bring_up.check import CheckPlan
+from diffray.workers.bring_up.child import TimeLimits, run_check
 from diffray.workers.bring_up.one_layer import Sizes
-from diffray.workers.bring_up.start import read_or_try
-from diffray.workers.bring_up.trial_process import TrialPlan
-from diffray.workers.bring_up.trials import TimeLimits, run_trials
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.setup import build_rank
-from tests.helpers.rank_findings import FOUND, tokens_with_rank_0s_choices
+from tests.helpers.rank_findings import FOUND, tokens_with_rank_0s_findings
 from tests.helpers.ranks import on_ranks
 from tests.helpers.tiny_checkpoints import LLADA, LLADA_MOE, random_weights, save
 
 STAND_INS = "tests.helpers.stand_in_kernels"
-LONG = TimeLimits(budget=300, limit=600, trial=5)
+LONG = TimeLimits(everything=600, one=30)
 
 
-def plan(table: str = STAND_INS, config: dict[str, Any] = LLADA_MOE) -> TrialPlan:
+def plan(table: str = STAND_INS, config: dict[str, Any] = LLADA_MOE) -> CheckPlan:
     sizes = Sizes(config=config, dtype="float32")
-    return TrialPlan(sizes=sizes, device="cpu", table=table, graphs=False)
+    return CheckPlan(sizes=sizes, device="cpu", table=table, graphs=False)
 
 
 @pytest.mark.long
-def test_each_kind_of_bad_variant_is_refused_for_its_reason_and_said_in_a_line() -> None:
-    found = run_trials(plan(), LONG)
-    norms = [each for each in found.outcomes if each.kernel == "rms_norm"]
-    reasons = {each.variant: each.refused for each in norms}
-    assert reasons["wrong"].startswith("wrong: error ")
-    assert reasons["crash"] == "it crashed (SIGABRT)"
-    assert reasons["not_compiled"] == "SyntaxError: at 7:12: the stand-in does not compile"
-    assert reasons["hang"] == "it did not end within 5 s"
-    assert {name for name, reason in reasons.items() if not reason} == {"slow", "right", "torch"}
-    assert found.failed == "" and found.untried == 0
-    # Only what is right and fast is chosen.
-    chosen: dict[str, set[str]] = {"rms_norm": set(), "linear_add_norm": set()}
-    for (kernel, _), variant in found.choices.chosen.items():
-        chosen[kernel].add(variant)
-    assert chosen["rms_norm"] <= {"right", "torch"} and chosen["linear_add_norm"] == {"torch"}
-    assert set(found.choices.chosen) == {(each.kernel, each.shape) for each in found.outcomes}
+def test_each_kind_of_bad_kernel_is_refused_for_its_reason_and_said_in_a_line() -> None:
+    found = run_check(plan(), LONG)
+    assert found.refused.pop("rms_norm").startswith("wrong: error ")
+    assert found.refused == {
+        "linear_add_norm": "SyntaxError: at 7:12: the stand-in does not compile",
+        "softmax_router": "it crashed (SIGABRT)",
+        "experts_add_norm": "it did not end within 30 s",
+    }
+    assert found.failed == "" and found.graphs is None
     lines = list(found.lines())
-    assert len(lines) == 4 and all(line.startswith("kernels: rms_norm '") for line in lines)
-    assert "'crash' is refused at 32: it crashed (SIGABRT)" in " ".join(lines)
-    assert found.summary().startswith(f"kernels: {len(found.outcomes)} trials in ")
-    assert found.summary().endswith(" slower, 4 refused")
+    assert len(lines) == 3 and "kernels: torch's softmax_router is used: it crashed" in lines[1]
 
 
 @pytest.mark.long
 def test_all_ranks_run_what_rank_0_found(tmp_path: Path) -> None:
-    """The default is wrong: a rank that ran it would have other tokens, and rank 0 too."""
+    """A rank that ran one of the refused kernels would have other tokens, or crash."""
     folder = save(tmp_path, LLADA_MOE, random_weights(LLADA_MOE))
-    for found, tokens, expected in on_ranks(2, partial(tokens_with_rank_0s_choices, folder=folder)):
+    for found, tokens, expected in on_ranks(
+        2, partial(tokens_with_rank_0s_findings, folder=folder)
+    ):
         assert found == FOUND and tokens == expected
 
 
-def test_when_nothing_could_be_tried_the_engine_runs_on_torch(tmp_path: Path) -> None:
-    broken = run_trials(plan("tests.helpers.no_such_table"), LONG)
-    assert "the trials failed: it ended (1): ModuleNotFoundError: " in broken.failed
+def test_when_nothing_could_be_checked_the_engine_runs_on_torch(tmp_path: Path) -> None:
+    broken = run_check(plan("tests.helpers.no_such_table"), LONG)
+    assert "the check failed: it ended (1): ModuleNotFoundError: " in broken.failed
     assert [line[:31] for line in broken.lines()] == ["kernels: only torch's are used:"]
     folder = save(tmp_path, LLADA, random_weights(LLADA))
     options = EngineOptions(
@@ -76,69 +66,30 @@ def test_when_nothing_could_be_tried_the_engine_runs_on_torch(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_without_time_only_defaults_are_tried_and_the_next_start_goes_on(tmp_path: Path) -> None:
-    file, said = FindingsFile({"gpu": "Test"}, tmp_path), list[str]()
-
-    def start(limits: TimeLimits) -> Findings:
-        return read_or_try(plan(), file, limits=limits, say=said.append)
-
-    hurried = TimeLimits(budget=-1, limit=600, trial=5)
-    first = start(hurried)
-    assert {each.variant for each in first.outcomes} == {"wrong", "slow_sum"}
-    assert first.cut_off and first.untried == 5 * 6 + 5
-    assert "kernels: there was no time for 35 more trials; the next start continues" in said
-    # Of the wrong one torch's form runs, untried.
-    assert set(first.choices.chosen.values()) == {"slow_sum"}
-
-    assert not start(hurried).cut_off  # one that gets no further is the last to try
-    assert "kernels: there was no time for 35 more trials; they are skipped" in said
-
-    file.write(first)
-    second = start(LONG)
-    assert second.outcomes[: len(first.outcomes)] == first.outcomes  # not tried again
-    tried = [(each.kernel, each.shape, each.variant) for each in second.outcomes]
-    assert len(tried) == len(set(tried)) and second.untried == 0 and not second.cut_off
-    assert file.read() == second
-
-    lines = len(said)
-    assert start(LONG) == second
-    assert len(said) == lines  # nothing is left to try
+def test_kernels_that_are_wrong_together_are_not_used() -> None:
+    found = run_check(plan("tests.helpers.stand_in_overlap"), LONG)
+    assert found.refused == {}
+    assert found.failed == "they are wrong together: 100% of a step's rows differ from torch's"
 
 
 @pytest.mark.long
-def test_variants_that_are_wrong_together_give_way_to_the_defaults() -> None:
-    found = run_trials(plan("tests.helpers.stand_in_overlap"), LONG)
-    right = [each.variant for each in found.outcomes if not each.refused]
-    assert len(right) == len(found.outcomes) and "stale" in right
-    assert found.selection == "defaults"
-    assert found.conflicts == {"fastest": "100% of a step's rows differ from torch's"}
-    assert "stale" not in found.choices.chosen.values()
-    assert {"default", "counted"} & set(found.choices.chosen.values())
-    assert [*found.lines()] == [
-        "kernels: the fastest variants are not used: they fail together: 100% of a step's rows "
-        "differ from torch's"
-    ]
-
-
-@pytest.mark.long
-def test_when_every_variant_is_refused_only_torch_is_used(
+def test_when_every_kernel_is_refused_the_check_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The crash leaves a process that holds the output, and each process begins with a greeting."""
     (tmp_path / "sitecustomize.py").write_text("print('hello')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    began = time.monotonic()
-    found = run_trials(plan("tests.helpers.stand_in_refusals", LLADA), LONG)
-    assert time.monotonic() - began < 120  # the process that is left sleeps for longer
-    assert found.failed == (
-        "every variant is refused, the first because: RuntimeError: Failed to find C compiler"
-    )
-    assert "it did not end within 5 s" in {each.refused for each in found.outcomes}
-    assert [*found.lines()] == [f"kernels: only torch's are used: {found.failed}"]
+    found = run_check(plan("tests.helpers.stand_in_refusals", LLADA), LONG)
+    assert found.refused == {
+        "rms_norm": "RuntimeError: Failed to find C compiler",
+        # The process that is left sleeps for ten minutes.
+        "attend": "it did not end within 30 s",
+    }
+    assert found.failed == "" and found.seconds < 300
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("hangs", ["a trial", "the start"])
+@pytest.mark.parametrize("hangs", ["a kernel", "the start"])
 def test_a_hang_does_not_exceed_the_limit(
     hangs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +100,6 @@ def test_a_hang_does_not_exceed_the_limit(
         table = "hanging_table"
     limit = 10.0
     began = time.monotonic()
-    found = run_trials(plan(table, LLADA), TimeLimits(budget=300, limit=limit, trial=100))
+    found = run_check(plan(table), TimeLimits(everything=limit, one=100))
     assert time.monotonic() - began < limit + 10
-    assert found.failed == "the trials failed: the time is up"
+    assert found.failed.startswith("the check failed") and "it did not end within" in found.failed

@@ -41,7 +41,7 @@ from tests.helpers.mixed_requests import (
     mixed_requests,
 )
 from tests.helpers.paths import GOLDEN
-from tests.helpers.replays import again, into_the_same, replays
+from tests.helpers.replays import again, frozen, into_the_same, replays
 from tests.helpers.threads import ThreadMesh, on_ranks
 from tests.helpers.toy import EOS, ToyModel, prompt_of, run, toy_engine
 
@@ -216,6 +216,13 @@ def test_ranks_replay_the_same_collectives_and_find_the_tokens_of_one(
     assert one == other
     assert one[0] == "loaded"  # no rank waits in a collective for one that is still loading
     assert replayed
+
+
+def test_a_start_with_wrong_replays_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffray.workers.setup.choose_recorder", lambda *_: frozen)
+    options = EngineOptions(mask_token_id=510, eos_token_id=511, max_num_seqs=1, device="cpu")
+    with pytest.raises(RuntimeError, match=r"replays of 1 x 32 .* start with --no-cuda-"):
+        build_rank(str(GOLDEN / "llada_moe"), options, Mesh())
 
 
 @pytest.mark.parametrize(

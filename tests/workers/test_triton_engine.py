@@ -1,8 +1,6 @@
 """The whole engine over Triton's kernels, in the interpreter: the same tokens as over torch's."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -10,11 +8,9 @@ import torch
 from tests.helpers.triton_device import DEVICE  # isort: skip
 from benchmarks.golden import FAMILIES, Case, cases_of
 from benchmarks.gpu.check_engine import Way, engine_of, requests_of
-from benchmarks.gpu.measure import noted_variants
 from diffray import DiffusionLLM, SamplingParams
-from diffray.kernels.choose import TORCH, choose_kernels
-from diffray.kernels.triton import attention, table
-from diffray.kernels.variants import Variant
+from diffray.kernels.choose import TORCH, Kernels, choose_kernels
+from diffray.kernels.triton import attention
 from tests.helpers.paths import GOLDEN
 
 CPU = torch.device("cpu")
@@ -56,13 +52,15 @@ def check_first_block(
 @pytest.mark.long
 def test_golden_tokens_come_out_of_split_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which small models do not need: splits of 32 keys, and in float32 too."""
-    attend = replace(attention.ATTEND, own_variants=lambda *_: [split])
-    split = Variant("split", partial(attention.attend, split_keys=32))
-    others = [each for each in table.KERNELS if each.name != attend.name]
-    monkeypatch.setattr(table, "KERNELS", (*others, attend))
-    with noted_variants() as ran:
-        check_first_block("llada")
-    assert "split" in ran.values()
+    choose, found = attention.num_splits, set()
+
+    def num_splits(programs: int, max_keys: int, _split_keys: int) -> int:
+        found.add(splits := choose(programs, max_keys, 32))
+        return splits
+
+    monkeypatch.setattr(attention, "num_splits", num_splits)
+    check_first_block("llada")
+    assert max(found) > 1
 
 
 @pytest.mark.long
@@ -119,6 +117,16 @@ def test_kernels_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         choose_kernels("cuda", CPU, torch.float32)
     with pytest.raises(ValueError, match=r"the device is cpu; choose cuda, or .* TRITON_INTERPRET"):
         choose_kernels("triton", CPU, torch.float32)
+
+
+def test_torch_s_kernels_run_for_those_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import knobs
+
+    monkeypatch.setattr(knobs.runtime, "interpret", True)
+    for refused in (set(), {"attend", "settle"}):
+        kernels = choose_kernels("triton", CPU, torch.float32, refused)
+        pairs = zip(Kernels._fields, kernels, TORCH, strict=True)
+        assert {name for name, ours, torchs in pairs if ours is torchs} == refused
 
 
 def test_auto_is_triton_where_it_is_installed_and_the_gpu_is_new(

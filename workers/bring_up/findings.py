@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Final
@@ -16,63 +15,24 @@ import torch
 from pydantic import Field, ValidationError
 
 from diffray.components.config import Config
-from diffray.kernels.trial import Outcome, Selection, choices_of
-from diffray.kernels.variants import Choices
 from diffray.workers.engine_options import EngineOptions
 
-_NAMES: Final = {"fastest": "fastest", "early": "earliest", "defaults": "default"}
-_LOOK_S = 0.2  # between looks at a lock that another process holds
-
-
-@dataclass(frozen=True, slots=True)
-class GraphsOutcome:
-    """The outcome of recording steps as CUDA graphs; the seconds are those of all steps."""
-
-    refused: str = ""  # why not; empty if graphs may be used
-    launched_s: float | None = None
-    replayed_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SumsOutcome:
-    """The largest size of tensors that the ranks sum in one shot."""
-
-    most_bytes: int = 0
-    refused: str = ""  # why no size is
-    dtype: str = ""
-    one_shot_s: float | None = None  # seconds at the largest size, on rank 0
-    group_s: float | None = None  # the same for the group's all-reduce
+_LOOK_S: Final = 0.2  # between looks at a lock that another process holds
 
 
 class Findings(Config):
-    """The outcomes of one bring-up."""
+    """What one check of the kernels found."""
 
     key: dict[str, str] = Field(default_factory=dict)
-    outcomes: tuple[Outcome, ...] = ()
-    selection: Selection = "fastest"  # which variants are used
-    conflicts: dict[Selection, str] = Field(default_factory=dict)  # why these fail together
-    graphs: GraphsOutcome | None = None  # None: they were not tried
-    sums: SumsOutcome | None = None  # None: the ranks tried nothing together
-    untried: int = 0  # variants for which there was no time
-    cut_off: bool = False  # whether the next start should continue from here
+    refused: dict[str, str] = Field(default_factory=dict)  # kernels, and why torch's run instead
+    graphs: str | None = None  # why steps are not recorded; empty if they are, None: not tried
     seconds: float = 0.0
     failed: str = ""  # why only torch's kernels can be used
 
-    @property
-    def choices(self) -> Choices:
-        return choices_of(self.outcomes, self.selection)
-
-    def recordable_by(self, ranks: int) -> bool:
-        """Whether steps are recorded by default: on several ranks only if all of them tried it."""
-        refused = self.failed or (self.graphs is not None and self.graphs.refused)
-        return not refused and (ranks == 1 or (self.graphs is not None and self.sums is not None))
-
-    def applied_to(self, setup: EngineOptions, ranks: int = 1) -> EngineOptions:
+    def applied_to(self, setup: EngineOptions) -> EngineOptions:
         """Return the options without what was refused as a whole."""
-        obstacle = self.failed or (self.graphs.refused if self.graphs is not None else "")
+        obstacle = self.failed or self.graphs
         if not obstacle:
-            if setup.cuda_graphs is None and not self.recordable_by(ranks):
-                return setup.model_copy(update={"cuda_graphs": False})
             return setup
         if setup.cuda_graphs:
             raise ValueError(f"cuda_graphs cannot be used on this GPU: {obstacle}; leave it out")
@@ -80,37 +40,20 @@ class Findings(Config):
         return setup.model_copy(update={"kernels": kernels, "cuda_graphs": False})
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each kernel, selection or feature that will not be used."""
+        """Yield a line for each kernel or feature that will not be used."""
         if self.failed:
             yield f"kernels: only torch's are used: {self.failed}"
             return
-        for selection, why in self.conflicts.items():
-            names = f"the {_NAMES[selection]} variants"
-            yield f"kernels: {names} are not used: they fail together: {why}"
-        for each in self.outcomes:
-            if each.refused:
-                where = f"{each.kernel} {each.variant!r}", "x".join(map(str, each.shape.sizes))
-                yield f"kernels: {' is refused at '.join(where)}: {each.refused}"
-        if self.graphs is not None and self.graphs.refused:
-            yield f"cuda_graphs: off: {self.graphs.refused}"
-        if self.untried:
-            then = "the next start continues" if self.cut_off else "they are skipped"
-            yield f"kernels: there was no time for {self.untried} more trials; {then}"
+        for kernel, why in self.refused.items():
+            yield f"kernels: torch's {kernel} is used: {why}"
+        if self.graphs:
+            yield f"cuda_graphs: off: {self.graphs}"
 
     @property
     def short_of_memory(self) -> bool:
-        """Whether a variant was refused because the GPU ran out of memory."""
-        name = torch.OutOfMemoryError.__name__
-        return any(name in each.refused for each in self.outcomes)
-
-    def summary(self) -> str:
-        """Return one sentence that counts the trials."""
-        used, refused = len(self.choices.chosen), sum(bool(each.refused) for each in self.outcomes)
-        slower = len(self.outcomes) - refused - used
-        return (
-            f"kernels: {len(self.outcomes)} trials in {self.seconds:.0f} s: {used} fastest, "
-            f"{slower} slower, {refused} refused"
-        )
+        """Whether a kernel or graphs were refused because the GPU ran out of memory."""
+        reasons = *self.refused.values(), self.graphs or ""
+        return any(torch.OutOfMemoryError.__name__ in why for why in reasons)
 
 
 class FindingsFile:

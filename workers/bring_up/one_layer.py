@@ -1,6 +1,6 @@
 """One layer of a model and its head with random weights, and steps of the sizes that engines run.
 
-All shapes come from the config alone, so kernels can be tried before any weight is loaded.
+All shapes come from the config alone, so kernels can be checked before any weight is loaded.
 
 Letters: T packed tokens, R rows of the head, H hidden size, P pages of a window.
 """
@@ -56,7 +56,6 @@ class Sizes(Config):
     kv_cache_dtype: str = "auto"
     ranks: int = 1
     expert_parallel: bool = False
-    steps: tuple[Step, ...] = ()  # to try; empty: those that engines run
 
     def model(self, kernels: Kernels = TORCH, mesh: Mesh | None = None) -> Denoiser:
         """Return a rank's shard (default: rank 0's) of a layer, embedding and head, unallocated."""
@@ -94,7 +93,7 @@ class OneLayer:
         if sizes.quantization is not None:
             self.model.quantize(parse_quantization(sizes.quantization))
         self.device, self.kernels, spec = device, kernels, self.model.spec
-        self.steps = list(sizes.steps) or steps_of(spec)
+        self.steps = steps_of(spec)
         pages = max(step.windows * -(-step.context // sizes.page_size) for step in self.steps)
         self.kv = KVPool(
             shapes=spec.kv_shapes,

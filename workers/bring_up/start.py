@@ -1,15 +1,15 @@
-"""Finds out, once for each GPU and model shape, which variant of each kernel to run.
+"""Checks the kernels against torch's, once for each GPU and model shape.
 
-Another process tries the variants (trial_process.py), so one that crashes or hangs does no other
-harm. The findings are stored on disk for the next start. No weights are needed, so this runs before
-they are loaded, while memory is free.
+Another process runs them (check.py), so one that crashes or hangs does no other harm. The findings
+are stored on disk for the next start. No weights are needed, so this runs before they are loaded,
+while memory is free.
 """
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -24,15 +24,15 @@ from diffray.components.backend import (
 from diffray.components.checkpoints.folder import read_config, resolve
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import kernels_for
-from diffray.kernels import flashinfer_experts, variants
+from diffray.kernels import kernel
+from diffray.workers.bring_up.check import CheckPlan
+from diffray.workers.bring_up.child import TimeLimits, run_check
 from diffray.workers.bring_up.findings import Findings, FindingsFile
 from diffray.workers.bring_up.one_layer import Sizes, shapes_of
-from diffray.workers.bring_up.sum_trial import OPENER, PATIENCE_S, RECORDER, try_together
-from diffray.workers.bring_up.trial_process import TrialPlan
-from diffray.workers.bring_up.trials import BEFORE_THE_GROUP, TimeLimits, run_trials
 from diffray.workers.engine_options import EngineOptions
 
-TABLE = "diffray.kernels.triton.table"
+TABLE: Final = "diffray.kernels.triton.table"
+LIMITS: Final = TimeLimits()
 
 Say = Callable[[str], None]
 
@@ -44,61 +44,11 @@ def print_line(line: str) -> None:
 def bring_up(
     model: str, setup: EngineOptions, mesh: Mesh, *, again: bool = False, say: Say = print_line
 ) -> Findings:
-    """Return the findings about the kernels on this GPU; try them if there are none, or if `again`.
+    """Return the findings about the kernels on this GPU; check them if there are none, or `again`.
 
-    All ranks of a mesh must call this. Rank 0 tries its shard, and the others get its findings; all
-    ranks try together what needs several.
+    All ranks of a mesh must call this. Rank 0 checks its shard, and the others get its findings.
     """
-    found = from_rank_0(mesh, lambda: _bring_up(model, setup, mesh, again, say))
-    if mesh.group is None or found.failed or found.sums is not None:
-        return found
-    plan = _plan_of(model, setup, mesh)
-    if plan is None:
-        return found
-    if not setup.bring_up or not found.key:
-        if plan.graphs and setup.cuda_graphs is None and mesh.rank == 0:
-            say("cuda_graphs: off: the ranks have not tried them together")
-        return found
-    return with_group(found, mesh, plan, say=say)
-
-
-def with_group(
-    found: Findings,
-    mesh: Mesh,
-    plan: TrialPlan,
-    *,
-    say: Say = print_line,
-    opener: str = OPENER,
-    recorder: str = RECORDER,
-    patience_s: float = PATIENCE_S,
-) -> Findings:
-    """Return the findings with what all ranks find together; rank 0 stores them.
-
-    If steps can be recorded without collectives, they are also recorded with them.
-    """
-    graphs = found.graphs is not None and not found.graphs.refused
-    steps = plan.model_copy(update={"done": found.outcomes, "device": str(mesh.device)})
-    sums, recorded = try_together(
-        mesh,
-        plan.sizes.dtype,
-        steps=steps if graphs else None,
-        selection=found.selection,
-        opener=opener,
-        recorder=recorder,
-        patience_s=patience_s,
-    )
-    before = found
-    found = found.model_copy(update={"sums": sums, "graphs": recorded or found.graphs})
-    if sums.refused:
-        say(f"all-reduce: one-shot sums are off: {sums.refused}")
-    if recorded is not None and recorded.refused:
-        say(f"cuda_graphs: off: {recorded.refused}")
-    if mesh.rank == 0:
-        file = FindingsFile(found.key)
-        with suppress(OSError):  # the next start tries again
-            if file.read() == before:  # otherwise these findings were not meant to be stored
-                file.write(found)
-    return found
+    return from_rank_0(mesh, lambda: _bring_up(model, setup, mesh, again, say))
 
 
 def from_rank_0(mesh: Mesh, find: Callable[[], Findings]) -> Findings:
@@ -114,12 +64,11 @@ def _bring_up(model: str, setup: EngineOptions, mesh: Mesh, again: bool, say: Sa
     file = FindingsFile(key_of(plan))
     if not setup.bring_up:
         return file.read() or Findings()
-    limits = TimeLimits() if mesh.group is None else BEFORE_THE_GROUP
-    return read_or_try(plan, file, again=again, say=say, limits=limits)
+    return read_or_check(plan, file, again=again, say=say)
 
 
-def _plan_of(model: str, setup: EngineOptions, mesh: Mesh) -> TrialPlan | None:
-    """Return what to try on a rank's device; None if there are no variants to choose from."""
+def _plan_of(model: str, setup: EngineOptions, mesh: Mesh) -> CheckPlan | None:
+    """Return what to check on a rank's device; None if there is nothing."""
     device = mesh.device or choose_device(setup.device)
     if device.type != "cuda":
         return None
@@ -140,48 +89,41 @@ def _plan_of(model: str, setup: EngineOptions, mesh: Mesh) -> TrialPlan | None:
         expert_parallel=mesh.expert_parallel,
     )
     graphs = record is not None
-    return TrialPlan(sizes=sizes, device=str(device), table=TABLE, graphs=graphs)
+    return CheckPlan(sizes=sizes, device=str(device), table=TABLE, graphs=graphs)
 
 
-def read_or_try(
-    plan: TrialPlan,
+def read_or_check(
+    plan: CheckPlan,
     file: FindingsFile,
     *,
     again: bool = False,
     say: Say = print_line,
-    limits: TimeLimits | None = None,
+    limits: TimeLimits = LIMITS,
 ) -> Findings:
-    """Return the file's findings; if there are none, try the variants, report, and write the file.
-
-    If an earlier start had no time for all variants, this one continues with the rest.
-    """
-    limits = limits or TimeLimits()
-    with file.lock(limits.limit):
+    """Return the file's findings; if there are none, check the kernels, report, write the file."""
+    with file.lock(limits.everything):
         known = file.read()
-        if known is not None and known.cut_off:
-            plan = plan.model_copy(update={"done": known.outcomes})
-        elif known is not None and not again:
+        if known is not None and not again:
             return known
-        say(f"kernels: trying their variants on {file.key['gpu']}, once; this takes up to a minute")
-        found = run_trials(plan, limits).model_copy(update={"key": file.key})
+        say(f"kernels: checking them on {file.key['gpu']}, once; this takes up to a minute")
+        found = run_check(plan, limits).model_copy(update={"key": file.key})
         for line in found.lines():
             say(line)
-        if found.failed and not found.cut_off:  # the next start tries again
+        if found.failed:  # the next start checks again
             file.remove()
             return found
-        if not found.failed:
-            say(found.summary())
+        say(f"kernels: checked in {found.seconds:.0f} s, {len(found.refused)} refused")
         if found.short_of_memory:
-            say("kernels: the next start tries again, because some variants ran out of GPU memory")
+            say("kernels: the next start checks again, because the GPU's memory was too short")
             return found
         try:
             file.write(found)
         except OSError as error:
-            say(f"kernels: the next start tries again: {file.path} cannot be written: {error}")
+            say(f"kernels: the next start checks again: {file.path} cannot be written: {error}")
         return found
 
 
-def key_of(plan: TrialPlan) -> dict[str, str]:
+def key_of(plan: CheckPlan) -> dict[str, str]:
     """Return everything that the findings depend on."""
     from triton import __version__ as triton_version
 
@@ -193,7 +135,6 @@ def key_of(plan: TrialPlan) -> dict[str, str]:
         **gpu_facts(torch.device(plan.device)),
         "torch": torch.__version__,
         "triton": triton_version,
-        "flashinfer": flashinfer_experts.installed_version(),
         "diffray": diffray.__version__,
         "kernels": _digest_of_kernels(),
         "graphs": str(plan.graphs),
@@ -204,6 +145,6 @@ def key_of(plan: TrialPlan) -> dict[str, str]:
 def _digest_of_kernels() -> str:
     """Return a digest of the kernels' sources, which may change while the version does not."""
     digest = sha256()
-    for file in sorted(Path(variants.__file__).parent.rglob("*.py")):
+    for file in sorted(Path(kernel.__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,0 +1,225 @@
+"""Checks the kernels for a model on a GPU: the work of the child process.
+
+It reads a `CheckPlan` from its standard input and writes one JSON object per line to its standard
+output. It announces each kernel before it runs it: if the process dies, its parent knows what to
+refuse, and starts another process for the rest. It ends when its input ends, so that it does not
+outlive its parent.
+"""
+
+import importlib
+import json
+import os
+import resource
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from contextlib import suppress
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from diffray.components.backend import Record, cuda_recorder, finish, make_current
+from diffray.components.config import Config
+from diffray.components.container import usable_cores
+from diffray.kernels.choose import TORCH, Kernels, for_this_gpu, with_programs
+from diffray.kernels.kernel import TOLERANCE, Kernel, Run
+from diffray.kernels.noise import mix
+from diffray.kernels.numeric_errors import share_of_rows_beyond
+from diffray.kernels.verify import one_line, verified
+from diffray.workers.bring_up.one_layer import OneLayer, Sizes, Step
+from diffray.workers.graphs import Bucket, Recorded
+from diffray.workers.slots import Slots
+
+DEVICE_FAILED = 3  # the exit status after an error that the process cannot recover from
+
+_TIMES = 5  # how often a step is repeated
+# Share of rows that may be off: rounding may decide between two near equal experts of a token.
+_OFF_TORCH = 0.5
+_MORE = 4.0  # a whole layer rounds more often than one kernel
+
+Say = Callable[..., None]
+
+
+class CheckPlan(Config):
+    """What to check."""
+
+    sizes: Sizes
+    device: str
+    table: str  # the module whose KERNELS are checked
+    graphs: bool  # whether steps may be recorded
+    refused: Mapping[str, str] = Field(default_factory=dict)  # what earlier processes found
+    ahead: bool = True  # whether all kernels are compiled first; False after a crash while doing so
+
+
+def main() -> None:
+    order = sys.stdin.readline()
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # kernels may crash; a dump takes long
+    # What libraries print goes to standard error.
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def say(**message: Any) -> None:
+        out.write(json.dumps(message) + "\n")
+
+    check(CheckPlan.model_validate_json(order), say)
+    say(end=True)
+    out.flush()
+    os._exit(0)  # a thread still reads the input
+
+
+def _end_with_input() -> None:
+    while os.read(0, 1 << 16):  # sys.stdin's lock would keep an error from ending the process
+        pass
+    os._exit(1)
+
+
+@torch.inference_mode()
+def check(plan: CheckPlan, say: Say) -> None:
+    """Compare every kernel with torch's, then steps of all together, then recorded ones."""
+    device = torch.device(plan.device)
+    make_current(device)
+    table = for_this_gpu(importlib.import_module(plan.table).KERNELS)
+    refused = dict(plan.refused)
+    if plan.ahead and device.type == "cuda":
+        say(begin="compiling")
+        _compile(plan.sizes, device, with_programs(table, refused.keys()))
+    checking = {each.name: _checking(each, device, refused, say) for each in table}
+    OneLayer(plan.sizes, device, TORCH._replace(name="triton", **checking)).run()
+    if len(refused) == len(table):
+        return
+    say(begin="together")
+    kernels = with_programs(table, refused.keys())
+    wrong = unlike(plan.sizes, device, kernels)
+    say(together=wrong)
+    if plan.graphs and not wrong:
+        say(begin="graphs")
+        say(graphs=unrecordable(OneLayer(plan.sizes, device, kernels), cuda_recorder()))
+
+
+def _checking(kernel: Kernel, device: torch.device, refused: dict[str, str], say: Say) -> Run:
+    """Return the reference, which compares each call with the program until that is refused."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        if kernel.name in refused:
+            return kernel.reference(*args, **options)
+        say(begin=kernel.name)
+        try:
+            out, why = verified(kernel, *args, **options)
+            finish(device)
+        except Exception as failure:  # whatever a kernel can raise
+            why = one_line(failure)
+        if why:
+            refused[kernel.name] = why
+            say(refused=kernel.name, why=why)
+            _end_if_device_failed(device)
+            return kernel.reference(*args, **options)
+        return out
+
+    return run
+
+
+def _compile(sizes: Sizes, device: torch.device, kernels: Kernels) -> None:
+    """Compile all kernels in parallel; those that do not compile raise when they run."""
+    from diffray.kernels.triton.compile_ahead import compiled_ahead
+
+    def both(program: Run, reference: Run) -> Run:
+        def run(*args: Any, **options: Any) -> Any:
+            with suppress(Exception):
+                program(*args, **options)
+            return reference(*args, **options)
+
+        return run
+
+    programs: Items[Run] = kernels[1:]
+    references: Items[Run] = TORCH[1:]
+    compiling = Kernels("triton", *map(both, programs, references))
+    with compiled_ahead(usable_cores()):
+        OneLayer(sizes, device, compiling).run()
+
+
+def _end_if_device_failed(device: torch.device) -> None:
+    """End the process after an error that also fails later calls, such as an illegal access."""
+    try:
+        torch.ones(1, device=device).add_(1).item()
+    except RuntimeError as failure:
+        print(f"the device no longer works: {one_line(failure)}", file=sys.stderr, flush=True)
+        os._exit(DEVICE_FAILED)
+
+
+@torch.inference_mode()
+def unlike(sizes: Sizes, device: torch.device, kernels: Kernels) -> str:
+    """Return why these kernels cannot be used together; empty if they can.
+
+    Kernels that are right alone may be wrong together: one that is launched before the previous one
+    has ended may read what has not been written yet.
+    """
+    allowed = TOLERANCE[sizes.model().dtype]
+    expected = OneLayer(sizes, device, TORCH).results()
+    apart = OneLayer(sizes, device, one_at_a_time(kernels, device)).results()
+    if (off := _off(apart, expected, _MORE * allowed)) > _OFF_TORCH:
+        return f"{off:.0%} of a step's rows differ from torch's"
+    layer = OneLayer(sizes, device, kernels)
+    for _ in range(_TIMES):
+        if (off := _off(layer.results(), apart, allowed)) > 0:
+            return f"{off:.0%} of a step's rows differ from those of the same kernels one at a time"
+    return ""
+
+
+def one_at_a_time(kernels: Kernels, device: torch.device) -> Kernels:
+    """Return the same kernels, each of which waits for earlier kernels and then for itself."""
+
+    def waiting(run: Run) -> Run:
+        def both(*args: Any, **options: Any) -> Any:
+            finish(device)
+            out = run(*args, **options)
+            finish(device)
+            return out
+
+        return both
+
+    functions: Items[Run] = kernels[1:]
+    return Kernels(kernels.name, *map(waiting, functions))
+
+
+def _off(got: Items[Items[Tensor]], expected: Items[Items[Tensor]], allowed: float) -> float:
+    """Return the largest share of a step's rows that are off."""
+    return max(
+        share_of_rows_beyond(allowed, ours, theirs)
+        for step, other in zip(got, expected, strict=True)
+        for ours, theirs in zip(step, other, strict=True)
+    )
+
+
+@torch.inference_mode()
+def unrecordable(layer: OneLayer, record: Record) -> str:
+    """Return why steps cannot be recorded; empty if replays equal launched steps."""
+    for step in layer.steps:
+        if step.reads:  # others are never recorded
+            try:
+                recorded = _recorded(layer, step, record)
+            except Exception as failure:  # whatever a library raises
+                return f"a step could not be recorded: {one_line(failure)}"
+            if wrong := recorded.wrong():
+                return wrong
+    return ""
+
+
+def _recorded(layer: OneLayer, step: Step, record: Record) -> Recorded:
+    """Record a step on padding, then point it at windows of varied tokens."""
+    vocab = layer.model.spec.vocab_size
+    slots = Slots(step.windows, step.context, vocab - 1, layer.device)
+    cells = torch.arange(slots.ids_SN.numel(), device=layer.device)
+    slots.ids_SN.copy_((mix(cells) % vocab).view_as(slots.ids_SN))
+    bucket = Bucket(step.windows, step.length)
+    recorded = Recorded(bucket, layer.model, layer.kv, slots, record)
+    recorded.fill(layer.windows(step))
+    recorded.read(torch.arange(bucket.tokens, device=layer.device))
+    return recorded
+
+
+if __name__ == "__main__":
+    main()

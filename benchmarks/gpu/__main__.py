@@ -2,12 +2,11 @@
 
     python -m benchmarks.gpu --out gpu-results --minutes 10
     python -m benchmarks.gpu --out gpu-results --only check_kernels check_engine
-    python -m benchmarks.gpu --out gpu-results --from step_chosen
+    python -m benchmarks.gpu --out gpu-results --from engine
 
 Each is its own process that writes a JSON report and a log into the folder; one that fails or takes
 too long does not stop the others, and all end with this one. After each, the folder is packed into
-FOLDER.tar.gz. Programs after `bring_up` measure the variants that it chose beside the defaults.
-docs/gpu.md has what an H200 showed.
+FOLDER.tar.gz. docs/gpu.md has what an H200 showed.
 """
 
 import argparse
@@ -15,7 +14,6 @@ import importlib
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -58,22 +56,20 @@ RUNS: Final = (
     Run("step", "step_time", f"{ONE} {EVERY}", 60),
     Run("kernels", "step_time", f"{ONE} {TABLE} --weights bfloat16 float8", 45),
     Run("check_kernels", "check_kernels", f"{MOE} llada2-mini --dtype bfloat16", 130),
+    Run("bring_up", "bring_up", f"{MOE} --weights bfloat16 float8", 80),
     Run("generate", "generate", f"{MOE} --rate 3.87 --weights bfloat16 float8", 75),
     Run("check_engine", "check_engine", "--family llada_moe", 100),
     Run("yardstick", "yardstick", f"--from {FOREIGN} --tokens 64 512", 65),
     Run("step_batch", "step_time", BATCH, 50),
     Run("generate_batch", "generate", f"{MOE} --rate 3.87 --rows 32", 65),
     Run("step_models", "step_time", f"--shape llada-8b llada2-mini --rows 1 8 {SIZE}", 60),
-    Run("bring_up", "bring_up", f"{ONE} --weights bfloat16 float8 --budget 30", 80),
     # Thirty.
-    Run("step_chosen", "step_time", f"{ONE} --weights bfloat16 float8", 60),
     Run("engine", "step_time", f"{ONE} --part step engine {KINDS}", 90),
     Run("kernels_batch", "step_time", f"{BATCH} {TABLE}", 60),
     Run("generate_credit", "generate", f"{MOE} --rate 3.87 {KINDS}", 180),
     Run("generate_vicinity", "generate", f"{MOE} --rows 32 --cache vicinity --rate 3.87", 120),
     Run("check_engine_all", "check_engine", "", 400),
     # All.
-    Run("check_variants", "check_kernels", f"{MOE} --variants right", 600),
     Run("check_kernels_all", "check_kernels", "", 360),
     Run("generate_models", "generate", "--shape llada-8b llada2-mini --rows 1 32", 480),
     Run("generate_4_steps", "generate", f"{MOE} --steps-per-round 4 --rows 1 32", 240),
@@ -113,15 +109,13 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.rehearse:
         for run in wanted:
-            print(f"{run.name:18} {listed(run, args.out)} cases")
+            print(f"{run.name:18} {listed(run, args.out / f'{run.name}.log')} cases")
         wanted = [*REHEARSED]
     else:
         need_cuda()
     if missing := [name for name in ENGINE_NEEDS if importlib.util.find_spec(name) is None]:
         print(f"Programs that run the engine will fail: pip install {' '.join(missing)}")
     archive = args.archive or args.out.with_name(f"{args.out.name}.tar.gz")
-    if args.begin is None:
-        shutil.rmtree(choices_of(args.out), ignore_errors=True)
     for run, ending in product(wanted, ("json", "log")):  # would pass for results of this run
         (args.out / f"{run.name}.{ending}").unlink(missing_ok=True)
     end = time.monotonic() + 60 * args.minutes
@@ -150,29 +144,22 @@ def command(run: Run) -> list[str]:
     return [sys.executable, "-m", f"benchmarks.gpu.{run.program}", *run.arguments.split()]
 
 
-def listed(run: Run, folder: Path) -> int:
+def listed(run: Run, log: Path) -> int:
     """Note the names of a program's cases in its log; return their number."""
     program = importlib.import_module(f"benchmarks.gpu.{run.program}")
-    argv = [*command(run)[2:], "--choices", str(choices_of(folder)), "--list"]
-    log = folder / f"{run.name}.log"
+    argv = [*command(run)[2:], "--list"]
     with log.open("w") as out, redirect_stdout(out), patch.object(sys, "argv", argv):
         program.main()
     return len(log.read_text().splitlines())
-
-
-def choices_of(folder: Path) -> Path:
-    """Return where `bring_up` leaves the variants that it chose for the other programs."""
-    return folder / "choices"
 
 
 def carry_out(run: Run, seconds: float, folder: Path) -> str:
     """Run a program for at most `seconds`; return a line with its outcome."""
     report, log = (folder / f"{run.name}.{ending}" for ending in ("json", "log"))
     begin, late = time.monotonic(), ""
-    more = "--out", str(report), "--choices", str(choices_of(folder))
     with log.open("w") as out:
         process = subprocess.Popen(
-            [*command(run), *more],
+            [*command(run), "--out", str(report)],
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,

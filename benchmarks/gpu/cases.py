@@ -28,7 +28,7 @@ from diffray.kernels.rope import rope_tables
 from diffray.kernels.rope_scaling import Rope
 
 EPS = 1e-5
-PAGE_SIZE = 16  # the engine's, for which variants are chosen
+PAGE_SIZE = 16  # the engine's
 
 Normal = Callable[..., Tensor]
 

@@ -2,28 +2,23 @@
 
     python -m benchmarks.gpu.check_kernels
     python -m benchmarks.gpu.check_kernels --shape llada2-mini --out check.json
-    python -m benchmarks.gpu.check_kernels --choices choices --variants right
 
 Both run on the device, in bfloat16 and in float32, on the same random numbers. The error is
 |out - reference| / |reference|; each kernel runs twice, which must give the same bits. The exit
-status is 1 if an error is too large. Checks the default variants and those that bring-up chose, or,
-with `--variants right`, all that bring-up found right.
+status is 1 if an error is too large.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import choices
 from benchmarks.gpu.cases import Case, Which, listed
-from benchmarks.gpu.measure import noted_variants
 from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.shapes import ALL, SHAPES, Work
 from diffray.kernels.choose import TORCH, Kernels, triton_kernels
-from diffray.kernels.variants import Choices
 
 LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 ROUNDED_LIMIT = 5e-2
@@ -37,45 +32,21 @@ def main() -> None:
     parser = arguments("Check each Triton kernel on the GPU against its torch reference.")
     parser.add_argument("--shape", choices=ALL, nargs="+", default=[*SHAPES])
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=[*DTYPES])
-    parser.add_argument("--variants", choices=("used", "right"), default="used")
-    args = parser.parse_args()
-    run(plan, args, _line)
+    run(plan, parser.parse_args(), _line)
 
 
 def _line(row: Row) -> str:
-    return f"{row['error']:.1e}, ids {row['ids_differ']:.3f}" if "error" in row else row["told"]
+    return f"{row['error']:.1e}, ids {row['ids_differ']:.3f}"
 
 
 def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
-    """Return a check for each kernel, shape, size and dtype, in each variant that is wanted."""
-    found: dict[str, Callable[[], Row]] = {}
-    for which in listed(args.shape, WORKS, [DTYPES[name] for name in args.dtype]):
-        for name, chosen in _wanted(which, args):
-            found[f"{which}, {name}"] = partial(checked, which, name, chosen)
-    return found
+    """Return a check for each kernel, shape, size and dtype."""
+    every = listed(args.shape, WORKS, [DTYPES[name] for name in args.dtype])
+    return {str(which): partial(checked, which) for which in every}
 
 
-def _wanted(which: Which, args: argparse.Namespace) -> Iterator[tuple[str, Choices]]:
-    """Yield the choices to check a kernel with, and their names."""
-    if args.variants == "used":
-        for kind in choices.kinds(args.choices, which.shape):
-            yield kind, choices.choices_for(kind, args.choices, which.shape)
-        return
-    own = which.kernel.split()[0]  # "router" stands for two kernels
-    for name in choices.right_variants(args.choices, which.shape):
-        kernel, variant = name.split(" ", 1)
-        if kernel == own or (own == "router" and kernel.endswith("_router")):
-            yield name, choices.Only({}, kernel=kernel, variant=variant)
-
-
-def checked(which: Which, name: str, chosen: Choices, device_name: str = "cuda") -> Row:
-    """Return the check of a kernel with these choices, and the variants that ran."""
-    with noted_variants() as ran:
-        try:
-            row = check(which, torch.device(device_name), triton_kernels(chosen))
-        except choices.NotOfferedError as missing:
-            return which.columns | {"variants": name, "told": str(missing)}
-    return row | {"variants": name, "ran": ran}
+def checked(which: Which) -> Row:
+    return check(which, torch.device("cuda"), triton_kernels())
 
 
 def check(which: Which, device: torch.device, kernels: Kernels) -> Row:

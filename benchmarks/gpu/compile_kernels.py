@@ -2,13 +2,11 @@
 
     python -m benchmarks.gpu.compile_kernels
     python -m benchmarks.gpu.compile_kernels --capability 80 --shape llada2-mini
-    python -m benchmarks.gpu.compile_kernels --variant "experts.* 64x64x64"
 
 Nothing runs, so this says nothing about results or speed: only that the kernels compile, and how
-many registers and how much shared memory a program of each takes. Compiles each kernel's default
-variant, or those whose "kernel variant" matches `--variant`, a regular expression. Needs Triton,
-not a GPU. All tensors are on torch's meta device, so a kernel whose launch depends on their values
-would fail here as well: what compiles does not wait for the device.
+many registers and how much shared memory a program of each takes. Needs Triton, not a GPU. All
+tensors are on torch's meta device, so a kernel whose launch depends on their values would fail here
+as well: what compiles does not wait for the device.
 """
 
 import argparse
@@ -16,8 +14,8 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,19 +27,21 @@ import torch
 from benchmarks.gpu.cases import cases
 from benchmarks.gpu.measure import device_facts, source_facts
 from benchmarks.gpu.shapes import SHAPES, Work
-from diffray.kernels.choose import TORCH, Kernels, triton_kernels
-from diffray.kernels.variants import TORCH_VARIANT, Kernel
+from diffray.kernels.choose import triton_kernels
 
-WORKS = (Work(1, 32, 1024), Work(1, 64, 4096), Work(4, 64, 1024), Work(32, 64, 1024))
+WORKS = (
+    Work(1, 32, 1024),
+    Work(1, 64, 4096),
+    Work(2, 64, 1024),
+    Work(4, 64, 1024),
+    Work(32, 64, 1024),
+)
 
-MOST_SHARED, MOST_SPILLED = 227 << 10, 64  # bytes of a program, on Hopper
-_FLOAT8 = 89  # the lowest capability that converts float8
+MOST_SHARED, MOST_SPILLED = 227 << 10, 96  # bytes of a program, on Hopper
+_FLOAT8, _HOPPER = 89, 90  # capabilities: the lowest that converts float8; of the limits above
+_HALVES = "rotate_and_store", "paged_attention"  # `attend` compiles them
 
 Place = dict[str, str]
-
-
-class _Tried(Exception):
-    """Ends a case: all variants of its kernel have been tried."""
 
 
 def main() -> None:
@@ -50,46 +50,24 @@ def main() -> None:
     parser.add_argument("--capability", type=int, default=90, help="90 is Hopper")
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=[*SHAPES])
     parser.add_argument("--quick", action="store_true", help="one size of each shape")
-    parser.add_argument("--variant", type=re.compile, help="variants other than the default ones")
     args = parser.parse_args()
     place: Place = {}  # what is compiled: an error of the compiler ends the program
     with compiled(args.capability, place) as made:
-        kernels = _of_variants(args.variant, place) if args.variant else triton_kernels()
+        kernels = triton_kernels()
         for name, work in product(args.shape, WORKS[1:2] if args.quick else WORKS):
             for case in cases(SHAPES[name], work, torch.bfloat16, "meta"):
-                if "float8" in case.kernel and args.capability < _FLOAT8:
+                old = "float8" in case.kernel and args.capability < _FLOAT8
+                if old or case.kernel in _HALVES:
                     continue
                 place["where"] = f"{name}: {case.kernel}, {work.rows} x {work.window}"
-                with suppress(_Tried):
-                    case.run(kernels)
+                case.run(kernels)
     facts = source_facts() | device_facts()
     report = {"facts": facts, "capability": args.capability, "kernels": made}
     args.out.write_text(json.dumps(report, indent=1) + "\n")
     spills = [row for row in made if row["stack_bytes"] + row["local_bytes"] > MOST_SPILLED]
     wrong = [*spills, *(row for row in made if row["shared_bytes"] > MOST_SHARED)]
-    if wrong and args.variant is None:  # a variant may spill: trials show what it costs
+    if wrong and args.capability >= _HOPPER:
         raise SystemExit(f"{len(wrong)} of {len(made)} do not fit, first {wrong[0]}")
-
-
-def _of_variants(wanted: re.Pattern[str], place: Place) -> Kernels:
-    """Return kernels that run every variant with such a name, then raise `_Tried`."""
-    from diffray.kernels.triton.table import KERNELS
-
-    def trying(kernel: Kernel) -> Callable[..., Any]:
-        def run(*args: Any, **options: Any) -> Any:
-            for variant in kernel.variants(*args, **options):
-                name = place["variant"] = f"{kernel.name} {variant.name}"
-                if variant.name != TORCH_VARIANT and wanted.search(name):
-                    variant.run(*args, **options)
-            raise _Tried
-
-        return run
-
-    def stop(*_args: Any) -> Any:
-        raise _Tried
-
-    replaced: dict[str, Any] = {kernel.name: trying(kernel) for kernel in KERNELS}
-    return TORCH._replace(**replaced, rotate_and_store=stop, paged_attention=stop)
 
 
 @contextmanager
@@ -110,13 +88,13 @@ def compiled(capability: int, place: Place) -> Iterator[list[dict[str, Any]]]:
     )
     driver.set_active(stand_in)
     rows: list[dict[str, Any]] = []
-    seen: set[tuple[str, str | None]] = set()
+    seen: set[str] = set()
     launch = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         made = launch(self, *args, grid=grid, warmup=True, **options)
-        if (key := (made.hash, place.get("variant"))) not in seen:
-            seen.add(key)
+        if made.hash not in seen:
+            seen.add(made.hash)
             rows.append({"kernel": self.__name__, **place, **_resources(made)})
         return made
 
@@ -135,9 +113,13 @@ def _resources(made: Any) -> dict[str, Any]:
         command = [str(tool), "--dump-resource-usage", file.name]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     numbers = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+    source = made.src
+    constants = {source.fn.arg_names[at]: value for (at,), value in source.constants.items()}
     products = re.findall(r"\b(wgmma\.mma_async|mma\.sync)\S*", made.asm["ptx"])
     return {
+        "constants": {name: value for name, value in constants.items() if name.isupper()},
         "warps": made.metadata.num_warps,
+        "stages": made.metadata.num_stages,
         "shared_bytes": made.metadata.shared,
         "registers": numbers["REG"],
         "stack_bytes": numbers["STACK"],

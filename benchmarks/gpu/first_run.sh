@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The first ten minutes on a GPU: bash benchmarks/gpu/first_run.sh OUT, from the root of a checkout.
-# The next ten, on the same machine: bash benchmarks/gpu/first_run.sh OUT --from step_chosen.
+# The next ten, on the same machine: bash benchmarks/gpu/first_run.sh OUT --from engine.
 # Leaves OUT/gpu.tar.gz, which is rewritten after each program, and ends within 550 s. Wheels of
 # what the machine lacks (pydantic and its three) are installed from the folder .whl, if there is one.
 set -u

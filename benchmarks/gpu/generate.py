@@ -8,8 +8,7 @@
 Weights are random, so the tokens mean nothing; how many become final in a step is scripted: 3.87
 and 5.67 tokens per forward are what dInfer reports for LLaDA-MoE without and with trajectory
 distillation. Everything else is as in serving, and the prompt's time counts. Tokens per second are
-of all rows; forwards are the model's. Each generation is timed with the variants that bring-up
-chose, if it ran, and with the default ones.
+of all rows; forwards are the model's.
 """
 
 import argparse
@@ -20,10 +19,9 @@ from itertools import product
 
 import torch
 
-from benchmarks.gpu.choices import choices_for, kinds
 from benchmarks.gpu.engine import experts_met, random_engine, replays, run_to_the_end, scripted
 from benchmarks.gpu.floor import Text
-from benchmarks.gpu.measure import ceilings, noted_variants
+from benchmarks.gpu.measure import ceilings
 from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.random_model import WEIGHTS, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES
@@ -61,11 +59,9 @@ def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
     found: dict[str, Callable[[], Row]] = {}
     sizes = args.shape, args.weights, args.rows, args.rate, args.cache, args.decoder
     for shape, weights, rows, rate, cache, decoder in product(*sizes):
-        for kind in kinds(args.choices, shape, weights):
-            row: Row = {"shape": shape, "weights": weights, "rows": rows, "rate": rate}
-            row |= {"cache": "exact" if ALL[shape].block else cache, "decoder": decoder}
-            row["variants"] = kind
-            found[" ".join(map(str, row.values()))] = partial(timed, row, args)
+        row: Row = {"shape": shape, "weights": weights, "rows": rows, "rate": rate}
+        row |= {"cache": "exact" if ALL[shape].block else cache, "decoder": decoder}
+        found[" ".join(map(str, row.values()))] = partial(timed, row, args)
     return found
 
 
@@ -73,14 +69,12 @@ def timed(row: Row, args: argparse.Namespace) -> Row:
     """Return the median of several runs after a warm-up and, on a GPU, its share of the floor's."""
     shape, rows, device = ALL[row["shape"]], row["rows"], torch.device(args.device)
     torch.manual_seed(0)
-    chosen = choices_for(row["variants"], args.choices, row["shape"], row["weights"])
     length = args.prompt + args.tokens + 2 * args.block
     graphs = {"cuda_graphs": False} if args.no_graphs else {}
-    with noted_variants() as ran:
-        kernels = choose_kernels(args.kernels, device, getattr(torch, args.dtype), chosen)
-        how = device, kernels, args.dtype, row["weights"]
-        model = random_model(shape, length, rows * length, *how)
-        engine = random_engine(model, max_num_seqs=rows, graph_block_length=args.block, **graphs)
+    kernels = choose_kernels(args.kernels, device, getattr(torch, args.dtype))
+    how = device, kernels, args.dtype, row["weights"]
+    model = random_model(shape, length, rows * length, *how)
+    engine = random_engine(model, max_num_seqs=rows, graph_block_length=args.block, **graphs)
     steps = round(args.tokens / row["rate"])
     script = shape, args.prompt, args.tokens, steps, args.block, row["cache"]
     requests = [scripted(uid, *script) for uid in range(rows)]
@@ -96,7 +90,6 @@ def timed(row: Row, args: argparse.Namespace) -> Row:
         "tokens_per_s": median["tokens"] / median["seconds"],
         "tokens_per_forward": median["tokens"] / median["forwards"] / rows,
         "forwards_per_s": median["forwards"] / median["seconds"],
-        "ran": ran,
     }
     if args.device == "cuda":
         found["peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30

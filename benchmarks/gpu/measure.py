@@ -5,22 +5,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Items
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
-from unittest.mock import patch
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 import diffray
 from benchmarks.gpu.floor import Ceilings
-from diffray.kernels import choose
-from diffray.kernels.variants import UNTRIED, Choices, Kernel, Run, Shape, Variant
 
 ROOT: Final = Path(__file__).parents[2]
 _FLUSH_BYTES = 256 << 20  # several times the largest L2 cache
@@ -69,41 +64,6 @@ def _output(*command: str) -> str | None:
             command, stderr=subprocess.DEVNULL, text=True, timeout=20
         ).strip()
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Noted(Choices):
-    """Reports what other choices pick."""
-
-    inner: Choices = UNTRIED
-    tell: Callable[[str, str], None] = print
-
-    def pick(self, kernel: str, shape: Shape, variants: Items[Variant]) -> Variant:
-        variant = self.inner.pick(kernel, shape, variants)
-        self.tell("/".join(map(str, (kernel, *shape.facts, *shape.sizes))), variant.name)
-        return variant
-
-
-@contextmanager
-def noted_variants(
-    tell: Callable[[str, str], None] = lambda _place, _name: None,
-) -> Iterator[dict[str, str]]:
-    """Record which variant, with which tile, each kernel and shape gets, before it first runs.
-
-    Only kernels that are made in the `with` block are recorded.
-    """
-    noted: dict[str, str] = {}
-    plain: Callable[[Kernel, Choices], Run] = vars(choose)["chosen"]
-
-    def note(place: str, name: str) -> None:
-        noted[place] = name
-        tell(place, name)
-
-    def noting(kernel: Kernel, choices: Choices) -> Run:
-        return plain(kernel, _Noted({}, inner=choices, tell=note))
-
-    with patch.object(choose, "chosen", noting):
-        yield noted
 
 
 @cache

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.measure import device_facts, noted_variants, source_facts
+from benchmarks.gpu.measure import device_facts, source_facts
 
 Row = dict[str, Any]
 Plan = Callable[[argparse.Namespace], dict[str, Callable[[], Row]]]
@@ -37,9 +37,6 @@ def arguments(what: str) -> argparse.ArgumentParser:
     """Return a parser with the options of every GPU program."""
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--out", type=Path, help="write the JSON report here, not to stdout")
-    parser.add_argument(
-        "--choices", type=Path, help="the folder that `bring_up` writes; without it defaults run"
-    )
     parser.add_argument("--case-seconds", type=float, default=60, help="abandon a case after this")
     parser.add_argument("--list", action="store_true", help="name the cases, and run none")
     return parser
@@ -72,14 +69,13 @@ def run(plan: Plan, args: argparse.Namespace, line: Callable[[Row], str]) -> Non
         print(*names, sep="\n")
         return
     report: Row = {"program": Path(sys.argv[0]).stem, "complete": False, "cases": len(names)}
-    report |= {"wrong": 0, "facts": source_facts(), "variants": {}, "rows": []}
+    report |= {"wrong": 0, "facts": source_facts(), "rows": []}
     with ended_by_signals():
         try:
             _write(args.out, report)
             with closing(_messages(plan, args, names)) as messages:
                 for message in messages:
                     report["facts"] |= message.get("facts", {})
-                    report["variants"] |= message.get("variants", {})
                     if row := message.get("row"):
                         report["rows"].append(row)
                         report["complete"] = len(report["rows"]) == len(names)
@@ -119,14 +115,14 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def _messages(plan: Plan, args: argparse.Namespace, names: Items[str]) -> Generator[Row]:
-    """Yield each worker's facts, the variants that run, and a row for every case."""
+    """Yield each worker's facts, and a row for every case."""
     left, context = list(names), get_context("spawn")
     while left:
         here, there = context.Pipe(duplex=False)
         worker = context.Process(target=_work, args=(plan, args, left, there), daemon=True)
         worker.start()
         there.close()
-        begin, ready, picked, row = time.perf_counter(), False, dict[str, str](), Row()
+        begin, ready, row = time.perf_counter(), False, Row()
         try:
             while left and "failure" not in row:
                 message = _next(here, worker, args.case_seconds)
@@ -135,11 +131,9 @@ def _messages(plan: Plan, args: argparse.Namespace, names: Items[str]) -> Genera
                         raise SystemExit(f"No case could be run: {failure}")
                     message = {"row": _failed(left[0], failure, begin)}
                 ready = True  # the worker's facts come first
-                picked |= message.get("variants", {})
                 if row := message.get("row", {}):
                     left.pop(0)
-                    row |= {"variants": picked} if "failure" in row else {}
-                    begin, picked = time.perf_counter(), {}
+                    begin = time.perf_counter()
                 yield message
         finally:
             worker.kill()
@@ -172,20 +166,19 @@ def _work(plan: Plan, args: argparse.Namespace, names: Items[str], pipe: Connect
     end_with_parent(signal.SIGKILL)
     cases = plan(args)
     pipe.send({"facts": device_facts()})
-    with noted_variants(lambda place, name: pipe.send({"variants": {place: name}})):
-        for name in names:
-            begin = time.perf_counter()
-            try:
-                row = {"case": name, **cases[name]()}
-                gc.collect()
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()  # an error belongs to the case that caused it
-                    torch.cuda.empty_cache()
-                    torch.cuda.reset_peak_memory_stats()
-            except Exception as error:
-                traceback.print_exc()
-                what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-                pipe.send({"row": _failed(name, what, begin)})
-                return
-            row["took_s"] = round(time.perf_counter() - begin, 2)
-            pipe.send({"row": row})
+    for name in names:
+        begin = time.perf_counter()
+        try:
+            row = {"case": name, **cases[name]()}
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # an error belongs to the case that caused it
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+        except Exception as error:
+            traceback.print_exc()
+            what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            pipe.send({"row": _failed(name, what, begin)})
+            return
+        row["took_s"] = round(time.perf_counter() - begin, 2)
+        pipe.send({"row": row})

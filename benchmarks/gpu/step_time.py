@@ -7,8 +7,7 @@
 The step runs from token ids to a choice for every position of the windows, with random weights, in
 a CUDA graph and without; nothing is planned or accepted, so that all shapes are static. The part
 `kernels` lists every kernel of one replay. The part `engine` adds what the step leaves out: rounds
-of one step of the serving engine, inside a block. Each part is measured with the variants that
-bring-up chose, if it ran, and with the default ones; `floor.py` says what the floor is.
+of one step of the serving engine, inside a block. `floor.py` says what the floor is.
 """
 
 import argparse
@@ -22,8 +21,7 @@ from torch import Tensor
 
 from benchmarks.gpu import floor
 from benchmarks.gpu.cases import PAGE_SIZE, last_windows
-from benchmarks.gpu.choices import choices_for, kinds
-from benchmarks.gpu.measure import ceilings, graphed, kernel_table, median_s, noted_variants
+from benchmarks.gpu.measure import ceilings, graphed, kernel_table, median_s
 from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.random_model import WEIGHTS, counted_experts, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES, Shape, Work
@@ -32,7 +30,6 @@ from diffray.components.denoiser import Denoiser
 from diffray.components.kv_pool import KVPool
 from diffray.kernels.choose import Kernels, triton_kernels
 from diffray.kernels.confidence import Confidence
-from diffray.kernels.variants import Choices
 
 
 def main() -> None:
@@ -55,18 +52,15 @@ def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
     sizes = args.shape, args.weights, args.rows, args.window, args.context
     for part, shape, weights, *size in product(args.part, *sizes):
         work = Work(*size)
-        for kind in kinds(args.choices, shape, weights):
-            row: Row = {"part": part, "shape": shape, "weights": weights, **work._asdict()}
-            row["variants"] = kind
-            chosen = choices_for(kind, args.choices, shape, weights)
-            name = f"{part} {shape} {weights} {work} {kind}"
-            if part != "engine":
-                found[name] = partial(PARTS[part], row, work, chosen, args.runs)
-                continue
-            for cache, decoder in product(args.cache, args.decoder):
-                row |= {"cache": "exact" if ALL[shape].block else cache, "decoder": decoder}
-                case = partial(timed_engine, {**row}, work, triton_kernels, chosen)
-                found[f"{name} {row['cache']} {decoder}"] = case
+        row: Row = {"part": part, "shape": shape, "weights": weights, **work._asdict()}
+        name = f"{part} {shape} {weights} {work}"
+        if part != "engine":
+            found[name] = partial(PARTS[part], row, work, args.runs)
+            continue
+        for cache, decoder in product(args.cache, args.decoder):
+            row |= {"cache": "exact" if ALL[shape].block else cache, "decoder": decoder}
+            case = partial(timed_engine, {**row}, work, triton_kernels)
+            found[f"{name} {row['cache']} {decoder}"] = case
     return found
 
 
@@ -109,18 +103,17 @@ def make_step(
     return Step(model, kv, batch, ids_T)
 
 
-def _step(row: Row, work: Work, chosen: Choices) -> Step:
+def _step(row: Row, work: Work) -> Step:
     torch.manual_seed(0)
-    how = torch.device("cuda"), triton_kernels(chosen), "bfloat16", row["weights"]
+    how = torch.device("cuda"), triton_kernels(), "bfloat16", row["weights"]
     return make_step(ALL[row["shape"]], work, *how)
 
 
-def timed(row: Row, work: Work, chosen: Choices, runs: int) -> Row:
+def timed(row: Row, work: Work, runs: int) -> Row:
     """Return a step's times, its share of the roofline, and the peak memory."""
-    with noted_variants() as ran:
-        step = _step(row, work, chosen)
-        with counted_experts(step.model) as met:
-            step.run()
+    step = _step(row, work)
+    with counted_experts(step.model) as met:
+        step.run()
     eager_s, graph_s = median_s(step.run, runs), median_s(graphed(step.run), runs)
     found = ceilings()
     floor_ms = floor.step_ms(ALL[row["shape"]], work, row["weights"], found)
@@ -128,7 +121,6 @@ def timed(row: Row, work: Work, chosen: Choices, runs: int) -> Row:
         **row,
         **met,
         "graph_ms": graph_s * 1e3,
-        "ran": ran,
         "eager_ms": eager_s * 1e3,
         "per_s": 1 / graph_s,
         "floor_ms": floor_ms,
@@ -138,18 +130,15 @@ def timed(row: Row, work: Work, chosen: Choices, runs: int) -> Row:
     }
 
 
-def profiled(row: Row, work: Work, chosen: Choices, _runs: int) -> Row:
+def profiled(row: Row, work: Work, _runs: int) -> Row:
     """Return every kernel of one replay of a step."""
-    with noted_variants() as ran:
-        table = kernel_table(graphed(_step(row, work, chosen).run))
-    return row | table | {"ran": ran}
+    return row | kernel_table(graphed(_step(row, work).run))
 
 
 def timed_engine(
     row: Row,
     work: Work,
-    make: Callable[[Choices], Kernels],
-    chosen: Choices,
+    make: Callable[[], Kernels],
     device_name: str = "cuda",
     dtype: str = "bfloat16",
 ) -> Row:
@@ -160,7 +149,7 @@ def timed_engine(
     shape, window = ALL[row["shape"]], min(work.window, work.context)
     length = work.context + window
     torch.manual_seed(0)
-    how = torch.device(device_name), make(chosen), dtype, row["weights"]
+    how = torch.device(device_name), make(), dtype, row["weights"]
     model = random_model(shape, length, work.rows * length, *how)
     engine = random_engine(model, max_num_seqs=work.rows, graph_block_length=window)
     start = (work.context - window) // window * window

@@ -26,8 +26,8 @@ from benchmarks.gpu.check_kernels import LIMITS
 from benchmarks.gpu.measure import ceilings, graphed, median_s
 from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.shapes import ALL, Work
-from diffray.kernels.choose import TORCH
-from diffray.kernels.variants import Run
+from diffray.kernels.choose import TORCH, triton_kernels
+from diffray.kernels.kernel import Run
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def _others(folder: Path) -> list[str]:
 
 
 def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
-    """Return a timing of all variants for each model, count of tokens and project."""
+    """Return a timing for each model, count of tokens and project."""
     every = product(args.shape, args.tokens, ["ours", "torch", *_others(args.folder)])
     return {f"{s} {t} tokens, {whose}": partial(timed, args, s, t, whose) for s, t, whose in every}
 
@@ -56,7 +56,7 @@ def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
 def timed(
     args: argparse.Namespace, shape: str, tokens: int, whose: str, device: str = "cuda"
 ) -> Row:
-    """Return the time, the share of the bandwidth and the error of each variant of a project."""
+    """Return the time, the share of the bandwidth and the error of each config of a project."""
     from diffray.kernels.triton.compile_ahead import compiled_ahead
 
     inputs: list[Any] = []
@@ -73,34 +73,30 @@ def timed(
     _, w31, w2, ids, *_ = inputs
     met, bytes_per_s = len(ids.unique()), ceilings().bytes_per_s
     floor_s = met * (w31[0].nbytes + w2[0].nbytes) / bytes_per_s
-    runs, variants = _runs(args, whose, inputs), list[Row]()
+    runs, configs = _runs(args, whose, inputs), list[Row]()
     with compiled_ahead(os.cpu_count() or 1):
         for each in runs.values():
             each(*inputs)
     for name, each in runs.items():
         error = float((each(*inputs).double() - expected).norm() / expected.norm())
         took_s = median_s(graphed(partial(each, *inputs)), args.runs)
-        row = {"variant": name, "us": took_s * 1e6, "share": floor_s / took_s, "error": error}
-        variants.append(row)
+        row = {"config": name, "us": took_s * 1e6, "share": floor_s / took_s, "error": error}
+        configs.append(row)
     return {
         "shape": shape,
         "tokens": tokens,
         "whose": whose,
         "distinct_experts": met,
         "bytes_per_s": bytes_per_s,
-        "variants": sorted(variants, key=lambda row: row["us"]),
-        "right": all(row["error"] < LIMITS[dtype] for row in variants),
+        "configs": sorted(configs, key=lambda row: row["us"]),
+        "right": all(row["error"] < LIMITS[dtype] for row in configs),
     }
 
 
 def _runs(args: argparse.Namespace, whose: str, inputs: list[Any]) -> dict[str, Run]:
-    """Return a project's variants by name; of torch none if it cannot be recorded."""
-    from diffray.kernels.triton.experts import EXPERTS
-
-    if whose == "torch":
-        return {whose: EXPERTS.reference} if EXPERTS.recordable(*inputs) else {}
-    if whose == "ours":
-        return {each.name: each.run for each in EXPERTS.variants(*inputs)[:-1]}
+    """Return a project's configs by name; ours and torch's have one."""
+    if whose in ("ours", "torch"):
+        return {whose: (triton_kernels() if whose == "ours" else TORCH).experts_forward}
     sys.path.insert(0, str(args.folder))
     module = import_module(f"{whose}_experts")
     nearest = min(module.CONFIGS, key=lambda tokens: abs(tokens - len(inputs[0])))
@@ -112,8 +108,8 @@ def _runs(args: argparse.Namespace, whose: str, inputs: list[Any]) -> dict[str, 
 
 
 def _line(row: Row) -> str:
-    best = [f"{v['us']:.1f} us ({v['share']:.0%}) {v['variant']}" for v in row["variants"][:3]]
-    return "; ".join(best) or "cannot be recorded"
+    best = [f"{c['us']:.1f} us ({c['share']:.0%}) {c['config']}" for c in row["configs"][:3]]
+    return "; ".join(best)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from diffray.kernels.numeric_errors import confidence_error
 from diffray.kernels.triton.launch import overlapped, prefetch_rows, wait_for_previous
 from diffray.kernels.triton.vocab_tiles import Parts, join, keep
 
-_MANY_ROWS = 256  # from here on a tile of the fused product reads too much for what it computes
+_MOST_FUSED = 128  # rows of the largest tile; for more the head would be read again
 _ROWS_STORED, _ROWS_AT_ONCE, _LOGITS = 512, 4, 1024
 
 
@@ -42,7 +42,7 @@ def confidence(
 
     Logits are rounded to the dtype of the head, as if they had been stored.
     """
-    if len(hidden_RH) >= _MANY_ROWS and hidden_RH.element_size() <= 2 and draw is None:
+    if len(hidden_RH) > _MOST_FUSED and hidden_RH.element_size() <= 2 and draw is None:
         return confidence_after_product(hidden_RH, head_VH, start, forbidden, gather_RK, pdl=pdl)
     hidden_RH, head_VH = hidden_RH.contiguous(), head_VH.contiguous()
     rows, hidden = hidden_RH.shape

@@ -9,8 +9,7 @@ import sys
 import tarfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +26,6 @@ from benchmarks.gpu import (
     bring_up,
     check_engine,
     check_kernels,
-    choices,
     generate,
     program,
     step_time,
@@ -44,14 +42,10 @@ from diffray.components.experts import Experts
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model
 from diffray.components.quantization import parse_quantization
-from diffray.kernels import choose
 from diffray.kernels.choose import TORCH, Kernels, triton_kernels
 from diffray.kernels.router import Routing
-from diffray.kernels.trial import Outcome
-from diffray.kernels.variants import UNTRIED, Choices, Variant
-from diffray.kernels.variants import Shape as CallShape
+from diffray.workers.bring_up.findings import Findings
 from diffray.workers.graphs import Graphs, Recorded
-from tests.helpers import stand_in_kernels
 from tests.helpers.paths import ROOT
 
 pytestmark = pytest.mark.long
@@ -152,8 +146,7 @@ def test_as_many_full_steps_run_as_predicted(cache: str, monkeypatch: pytest.Mon
 def test_a_round_of_the_engine_is_timed_inside_a_block(name: str) -> None:
     cache = "exact" if TOY[name].block else "dual"
     row = {"shape": name, "weights": "bfloat16", "cache": cache, "decoder": "credit"}
-    make = UNTRIED, "cpu", "float32"
-    found = step_time.timed_engine(row, Work(2, 8, 27), lambda _: TORCH, *make)
+    found = step_time.timed_engine(row, Work(2, 8, 27), lambda: TORCH, "cpu", "float32")
     assert found["engine_ms"] > 0
 
 
@@ -165,73 +158,14 @@ def test_a_profile_counts_calls() -> None:
     assert 0 < table["kernels"][-1]["us"] <= table["kernels"][0]["us"] <= table["span_us"]
 
 
-@pytest.fixture
-def chosen(tmp_path: Path) -> Path:
-    """A folder in which bring-up of the toy model chose torch's router, and not the default."""
-    outcomes = [
-        Outcome("softmax_router", shape, name, "", 0.0, seconds)
-        for shape in (CallShape((5, 48, 2, "plain", "torch.float32"), (n,)) for n in (16, 64))
-        for name, seconds in (("triton fused", 2e-6), ("torch", 1e-6))
-    ]
-    choices.write(tmp_path, "toy-moe", "bfloat16", outcomes, "fastest")
-    return tmp_path
-
-
-def test_what_bring_up_chose_is_measured_and_the_default_beside_it(chosen: Path) -> None:
-    args = Namespace(
-        shape=["toy-moe"], weights=["bfloat16", "int8"], rows=[1], window=[5], context=[21],
-        part=["step", "kernels"], cache=["dual"], decoder=["fixed"], runs=1, choices=chosen,
-    )  # fmt: skip
-    names = [name.split(" ", 1)[1] for name in step_time.plan(args)][:3]
-    step = "toy-moe bfloat16 1x5@21"
-    assert names == [f"{step} chosen", f"{step} default", "toy-moe int8 1x5@21 default"]
-    kinds = choices.kinds(chosen, "toy-moe", "bfloat16")
-    assert kinds == ["chosen", "default"] and choices.kinds(None, "toy-moe") == ["default"]
-    found = choices.choices_for("chosen", chosen, "toy-moe", "bfloat16")
-    assert set(found.chosen.values()) == {"torch"}
-    assert choices.right_variants(chosen, "toy-moe") == ["softmax_router triton fused"]
-
-
-def test_kernels_are_checked_as_they_run(chosen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_kernels, "WORKS", (WORK,))
-    ran: dict[str, set[str]] = {}
-    for wanted in ("used", "right"):
-        dtype = ["float32"]
-        args = Namespace(shape=["toy-moe"], dtype=dtype, variants=wanted, choices=chosen)
-        for name, case in check_kernels.plan(args).items():
-            if name.startswith("router,"):
-                row = case(device_name=str(DEVICE))  # type: ignore[call-arg]  # a partial's
-                assert row["right"], row
-                ran.setdefault(row["variants"], set()).update(row["ran"].values())
-    assert ran == {
-        "chosen": {"torch"},
-        "default": {"triton fused"},
-        "softmax_router triton fused": {"triton fused"},
-    }
-
-
-def test_texts_are_of_the_chosen_variants(chosen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the prediction, too: it is by the variants that ran."""
-    choose_kernels = Mock(return_value=TORCH)
-    monkeypatch.setattr(generate, "choose_kernels", choose_kernels)
-    argv = "--device cpu --dtype float32 --prompt 9 --tokens 15 --block 8 --runs 1 --rate 3.87"
-    argv += f" --shape toy-moe --choices {chosen}"
-    cases = generate.plan(generate.parser().parse_args(argv.split()))
-    kinds = [case()["variants"] for case in cases.values()]
-    assert kinds == ["chosen", "default"]
-    handed = [call.args[3] for call in choose_kernels.call_args_list]
-    assert [bool(found.chosen) for found in handed] == [True, False]
-
-
-def test_bring_up_leaves_what_the_others_read(tmp_path: Path) -> None:
-    row: dict[str, Any] = {"shape": "toy-moe", "weights": "bfloat16"}
-    row |= {"steps": [], "budget": None}
-    how = "cpu", "float32", "tests.helpers.stand_in_norms"
-    found = bring_up.tried(row, tmp_path, *how)
-    assert found["right"] and found["trials"] > 0 and found["untried"] == 0
-    read = choices.choices_for("chosen", tmp_path, "toy-moe", "bfloat16")
-    assert set(read.chosen.values()) <= {"right", "torch"} and read.chosen
-    assert read.tried == {"rms_norm"}
+def test_a_refused_kernel_fails_bring_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Findings(graphs=""), Findings(refused={"settle": "wrong"}), Findings(failed="late")]
+    check = Mock(side_effect=found)
+    monkeypatch.setattr(bring_up, "run_check", check)
+    args = Namespace(shape=["toy-moe"], weights=["bfloat16", "int8", "float8"])
+    assert [case()["right"] for case in bring_up.plan(args).values()] == [True, False, False]
+    quantized = [call.args[0].sizes.quantization for call in check.call_args_list]
+    assert quantized == [None, "experts=int8", "experts=fp8"]
 
 
 OF_THE_SERVER = {"ray", "transformers", "tokenizers", "typer", "fastapi", "yaml", "msgspec"}
@@ -275,11 +209,6 @@ def test_they_need_no_more_than_they_say(code: str, missing: set[str]) -> None:
     subprocess.run([sys.executable, "-c", without + code], check=True, timeout=600)
 
 
-class Aborting(Choices):
-    def pick(self, kernel: str, shape: Any, variants: Sequence[Variant]) -> Variant:
-        return next(each for each in variants if each.name == "crash")
-
-
 def plan(args: Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
     """Cases of which most end badly."""
 
@@ -288,12 +217,6 @@ def plan(args: Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
 
     def lacks() -> dict[str, Any]:
         return {"right": bool(importlib.import_module("not_here"))}
-
-    def aborts() -> dict[str, Any]:
-        """In the variant that runs."""
-        kernel = replace(stand_in_kernels.KERNELS[0], name="rms_norm")
-        kernels = choose.with_variants("triton", [kernel], Aborting({}))
-        return {"right": kernels.rms_norm(torch.ones(2, 32), torch.ones(32), 1e-5)}
 
     def killed() -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -308,7 +231,7 @@ def plan(args: Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
         "wrong": lambda: {"right": False},
         "fails": fails,
         "lacks": lacks,
-        "aborts": aborts,
+        "aborts": os.abort,
         "fine again": lambda: {"right": True},
         "killed": killed,
         "hangs": hangs,
@@ -339,9 +262,6 @@ class TestProgram:
         judged = {name: row.get("right") for name, row in rows.items() if name not in failures}
         assert judged == {"fine": True, "wrong": False, "fine again": True, "told": None}
         assert {"commit", "sources", "diffray", "torch", "triton"} <= report["facts"].keys()
-        place = "rms_norm/32/torch.float32/2"  # the crashed case says what it ran
-        assert rows["aborts"]["variants"] == report["variants"] == {place: "crash"}
-        assert rows["hangs"]["variants"] == {}
 
 
 def ended_at_the_first_row(
@@ -430,33 +350,16 @@ class TestAllOfThem:
             assert "no CUDA device" in told
         assert programs.keys() == {run.program for run in all_of_them.RUNS}
 
-    def test_a_run_reads_what_its_bring_up_wrote_and_nothing_of_an_earlier_run(
+    def test_nothing_of_an_earlier_run_is_left(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Nor where there is no time for a program; what was not asked for is left."""
-        handed: list[tuple[str, list[str]]] = []
-
-        def noted(run: all_of_them.Run, _seconds: float, folder: Path) -> str:
-            there = all_of_them.choices_of(folder)
-            handed.append((run.program, [file.name for file in there.glob("*")]))
-            if run.name == "bring_up":
-                choices.write(there, "toy-moe", "bfloat16", [], "fastest")
-            return "right"
-
         monkeypatch.setattr(all_of_them, "need_cuda", lambda: None)
-        monkeypatch.setattr(all_of_them, "carry_out", noted)
         for name in ("step.json", "step.log", "kernels.json"):
             (tmp_path / name).write_text("{}")
-        for words in ("step bring_up step_chosen", "step", "step --minutes 0"):
-            argv = ["all", "--out", str(tmp_path), "--only", *words.split()]
-            monkeypatch.setattr(sys, "argv", argv)
-            all_of_them.main()
-        assert handed == [
-            ("step_time", []),
-            ("bring_up", []),
-            ("step_time", ["toy-moe bfloat16.json"]),
-            ("step_time", []),
-        ]
+        argv = ["all", "--out", str(tmp_path), "--only", "step", "--minutes", "0"]
+        monkeypatch.setattr(sys, "argv", argv)
+        all_of_them.main()
         assert "not started" in capsys.readouterr().out
         assert sorted(file.name for file in tmp_path.iterdir()) == ["kernels.json", "summary.txt"]
 
@@ -555,17 +458,17 @@ def test_the_yardstick_judges_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(yardstick, "ceilings", lambda: Ceilings(1e9, 1e12))
     monkeypatch.setattr(yardstick, "graphed", lambda run: run)
     monkeypatch.setattr(yardstick, "median_s", timed_once)
-    args = Namespace(folder=tmp_path, choices=None, shape=["toy-moe"], tokens=[9], runs=1)
+    args = Namespace(folder=tmp_path, shape=["toy-moe"], tokens=[9], runs=1)
     whose = ["ours", "torch", "stand_in"]
     assert [*yardstick.plan(args)] == [f"toy-moe 9 tokens, {name}" for name in whose]
     rows = [yardstick.timed(args, "toy-moe", 9, name, "cpu") for name in whose]
     assert [row["right"] for row in rows] == [True, True, False]
-    assert [len(row["variants"]) for row in rows] == [1, 0, 2]
-    errors = {each["variant"]: each["error"] for each in rows[2]["variants"]}
+    assert [len(row["configs"]) for row in rows] == [1, 1, 2]
+    errors = {each["config"]: each["error"] for each in rows[2]["configs"]}
     assert errors == {"double": pytest.approx(1), "same": 0}
     # Two matrices, of 40 x 48 and 48 x 20, for each of the experts met, all five of them.
     assert rows[0]["distinct_experts"] == 5
-    assert rows[0]["variants"][0]["share"] == pytest.approx(5 * 60 * 48 * 4 / 1e9 / 1e-3)
+    assert rows[0]["configs"][0]["share"] == pytest.approx(5 * 60 * 48 * 4 / 1e9 / 1e-3)
 
 
 def timed_once(run: Callable[[], object], _runs: int) -> float:

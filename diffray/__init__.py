@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from diffray.cluster.api.async_llm import AsyncDiffusionLLM
     from diffray.cluster.control.llm import DiffusionLLM
+    from diffray.cluster.frontend.output import CompletionOutput, RequestOutput
     from diffray.components.params import SamplingParams
-    from diffray.workers.output import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
 
@@ -34,9 +34,9 @@ if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
 
 _HOMES = {
     "AsyncDiffusionLLM": "diffray.cluster.api.async_llm",
-    "CompletionOutput": "diffray.workers.output",
+    "CompletionOutput": "diffray.cluster.frontend.output",
     "DiffusionLLM": "diffray.cluster.control.llm",
-    "RequestOutput": "diffray.workers.output",
+    "RequestOutput": "diffray.cluster.frontend.output",
     "SamplingParams": "diffray.components.params",
 }
 

@@ -7,8 +7,8 @@ import argparse
 from pathlib import Path
 
 from diffray import CompletionOutput, DiffusionLLM
+from diffray.cluster.frontend.picture import picture
 from diffray.components.checkpoints.demos import EXAMPLE
-from diffray.workers.picture import picture
 
 DIFFUSION = {"decoder": {"kind": "threshold", "threshold": 0.95}}
 

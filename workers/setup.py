@@ -33,7 +33,6 @@ from diffray.workers.graphs import Graphs, buckets_for, memory_for
 from diffray.workers.prefix_memory import host_pages_for, settle_host
 from diffray.workers.sleeper import Sleeper
 from diffray.workers.slots import Slots
-from diffray.workers.text import Tokenizer
 from diffray.workers.threads import Threads
 from diffray.workers.upkeep import Upkeep
 
@@ -43,14 +42,11 @@ _SHARE_FOR_KV = 0.5  # of the memory that is free once the weights are loaded
 _SHARE_FOR_SOFT = 1 / 8
 
 
-def build_engine(
-    model: str, setup: EngineOptions, mesh: Mesh | None = None
-) -> tuple[Engine, Tokenizer | None]:
-    """Load a checkpoint and return its engine, with its tokenizer if it has one."""
+def build_engine(model: str, setup: EngineOptions, mesh: Mesh | None = None) -> Engine:
+    """Load a checkpoint and return its engine."""
     use_threads(setup.cpu_threads)
     mesh = mesh or Mesh()
-    engine = build_rank(model, setup, mesh, bring_up(model, setup, mesh))
-    return engine, Tokenizer.load(resolve(model), engine.slots.mask_token_id)
+    return build_rank(model, setup, mesh, bring_up(model, setup, mesh))
 
 
 def build_rank(

@@ -14,14 +14,8 @@ from diffray.cluster.control.engine_config import EngineConfig, RanksKeywords, R
 from diffray.cluster.control.local import load_local
 from diffray.cluster.control.ranks import connect_ray, start_ranks
 from diffray.cluster.control.weight_changes import InFlight, Sleep, UpdateWeights, check_level
-from diffray.components.checkpoints.folder import resolve
-from diffray.components.checkpoints.update import Source
-from diffray.components.params import SamplingKeywords, SamplingParams
-from diffray.components.policy import DiffusionParams
-from diffray.workers.adapters import LoadedAdapters
-from diffray.workers.messages import AWAKE
-from diffray.workers.output import Accepted, Followed
-from diffray.workers.prompts import (
+from diffray.cluster.frontend.output import Accepted, Followed
+from diffray.cluster.frontend.prompts import (
     Prompt,
     as_diffusion,
     as_messages,
@@ -29,7 +23,13 @@ from diffray.workers.prompts import (
     as_params,
     is_conversation,
 )
-from diffray.workers.text import Messages, Tokenizer
+from diffray.cluster.frontend.text import Messages, Tokenizer
+from diffray.components.checkpoints.folder import resolve
+from diffray.components.checkpoints.update import Source
+from diffray.components.params import SamplingKeywords, SamplingParams
+from diffray.components.policy import DiffusionParams
+from diffray.workers.adapters import LoadedAdapters
+from diffray.workers.messages import AWAKE
 from diffray.workers.trainer_orders import (
     GROUP,
     TIMEOUT_S,

@@ -16,11 +16,11 @@ from diffray.cluster.control.engine_client import (
     EngineFailed,
     Overloaded,
 )
+from diffray.cluster.frontend.job import Job
+from diffray.cluster.frontend.output import CompletionOutput, Delta
 from diffray.components.image import Image
 from diffray.workers.admission import CheckedRequest
-from diffray.workers.job import Job
 from diffray.workers.messages import Update
-from diffray.workers.output import CompletionOutput, Delta
 
 REFUSED: Final = "refused"  # why a choice is cancelled: another one of its request was refused
 

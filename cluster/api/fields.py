@@ -19,9 +19,9 @@ from pydantic import (
 
 from diffray.cluster.api.errors import invalid, of_validation
 from diffray.cluster.api.noop_fields import refuse_unless_neutral
+from diffray.cluster.frontend.prompts import content_of
 from diffray.components.grammar.json_schema import SchemaObject
 from diffray.components.grammar.structured import StructuredOutputs
-from diffray.workers.prompts import content_of
 
 _MOST_PROMPTS: Final = 1024
 _NO_PROMPT: Final = "expected a text, a list of token ids, or a list of several of these"

@@ -8,6 +8,8 @@ from diffray.cluster.api.bodies import GenerationBody
 from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import invalid, too_long, unavailable
 from diffray.cluster.control.grammar_pool import GrammarPool, NotStarted
+from diffray.cluster.frontend.bad_words import NO_BAD_TOKENS, BadTokens
+from diffray.cluster.frontend.text import Tokenizer
 from diffray.components.config import InvalidField
 from diffray.components.grammar.canvas import Canvas
 from diffray.components.grammar.structured import StructuredOutputs
@@ -15,9 +17,7 @@ from diffray.components.models.advice import told
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams, Policy
 from diffray.workers.admission import CheckedRequest
-from diffray.workers.bad_words import NO_BAD_TOKENS, BadTokens
 from diffray.workers.limits import Limits
-from diffray.workers.text import Tokenizer
 
 # Fields with the same meaning in a body, where null means the default.
 _SHARED: Final = SamplingParams.model_fields.keys() & GenerationBody.model_fields.keys()

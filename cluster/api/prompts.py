@@ -15,10 +15,10 @@ from diffray.cluster.api.errors import as_api_error, invalid
 from diffray.cluster.api.fields import Message
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.api.tokens import Tokens
+from diffray.cluster.frontend.image_files import from_data_url, place_images, read_image
+from diffray.cluster.frontend.text import Tokenizer
 from diffray.components.config import InvalidField
 from diffray.components.image import Image, Sight
-from diffray.workers.image_files import from_data_url, place_images, read_image
-from diffray.workers.text import Tokenizer
 
 _SECONDS: Final = 10.0  # for an image, with all redirects
 _REDIRECTS: Final = 3

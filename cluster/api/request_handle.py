@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+from diffray.cluster.frontend.output import Accepted, Delta, Followed, RequestOutput
 from diffray.components.config import counted
-from diffray.workers.output import Accepted, Delta, Followed, RequestOutput
 
 
 class Phase(StrEnum):

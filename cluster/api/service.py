@@ -30,15 +30,15 @@ from diffray.cluster.api.questions import QUESTIONS
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
 from diffray.cluster.control.grammar_pool import GrammarPool
+from diffray.cluster.frontend.bad_words import bad_tokens, with_bad_tokens
+from diffray.cluster.frontend.job import Job
+from diffray.cluster.frontend.output import Accepted, Followed, RequestOutput
+from diffray.cluster.frontend.text import Tokenizer
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams, accepted_by
 from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.admission import check_choices
-from diffray.workers.bad_words import bad_tokens, with_bad_tokens
-from diffray.workers.job import Job
 from diffray.workers.messages import Request
-from diffray.workers.output import Accepted, Followed, RequestOutput
-from diffray.workers.text import Tokenizer
 
 log = logging.getLogger(__name__)
 _MOST_LOGPROBS: Final = 2**18  # of one request: its answer is built and sent as a whole

@@ -6,8 +6,8 @@ from itertools import groupby
 from typing import Final, TypeVar
 
 from diffray.cluster.api.errors import Json, invalid, too_long
+from diffray.cluster.frontend.text import Tokenizer
 from diffray.workers.limits import Limits
-from diffray.workers.text import Tokenizer
 
 MASK: Final = "\N{LIGHT SHADE}"  # how a masked position is shown
 _LONG_TEXT: Final = 10_000  # characters; tokenizing more would delay all streams

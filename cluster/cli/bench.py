@@ -26,8 +26,8 @@ from diffray.workers.engine_options import EngineOptions
 if TYPE_CHECKING:
     from diffray.cluster.cli.datasets import Work
     from diffray.cluster.control.llm import Bar, DiffusionLLM
+    from diffray.cluster.frontend.output import RequestOutput
     from diffray.components.params import SamplingParams
-    from diffray.workers.output import RequestOutput
 
 Run = dict[str, Any]  # a run's numbers, by their names in JSON
 MOST_AT_ONCE = 64

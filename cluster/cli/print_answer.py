@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from diffray.cluster.cli.playback import News, can_play, show
 from diffray.cluster.control.llm import DiffusionLLM
+from diffray.cluster.frontend.text import Messages, TextStream
 from diffray.components.config import counted
 from diffray.components.params import SamplingParams
 from diffray.components.policy import Policy
-from diffray.workers.text import Messages, TextStream
 
 Asked = str | list[int] | Messages
 _Item = TypeVar("_Item")

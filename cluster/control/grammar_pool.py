@@ -15,11 +15,11 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, TextIO
 
 from diffray.cluster.control.grammar_worker import CPU_S
+from diffray.cluster.frontend.text import Tokenizer
 from diffray.components.config import InvalidField
 from diffray.components.grammar.compile import vocabulary_of
 from diffray.components.grammar.structured import StructuredOutputs
 from diffray.workers.limits import Limits
-from diffray.workers.text import Tokenizer
 
 _WORKER: Final = "diffray.cluster.control.grammar_worker"
 _KEPT: Final = 1024

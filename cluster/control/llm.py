@@ -17,21 +17,12 @@ from diffray.cluster.control.grammar_pool import GrammarPool
 from diffray.cluster.control.llm_upkeep import Upkept
 from diffray.cluster.control.local import WaitingEngine
 from diffray.cluster.control.ranks import WaitingRanks
-from diffray.components.checkpoints.folder import resolve
-from diffray.components.grammar.canvas import LONGEST
-from diffray.components.params import SamplingKeywords, SamplingParams
-from diffray.components.policy import DiffusionParams
-from diffray.workers.adapters import LoadedAdapters
-from diffray.workers.admission import CheckedRequest
-from diffray.workers.checked import RequestMaker
-from diffray.workers.engine import Engine
-from diffray.workers.engine_options import list_options
-from diffray.workers.given import Given, Reader
-from diffray.workers.image_files import Picture
-from diffray.workers.job import Job
-from diffray.workers.limits import Limits
-from diffray.workers.output import Delta, RequestOutput
-from diffray.workers.prompts import (
+from diffray.cluster.frontend.checked import RequestMaker
+from diffray.cluster.frontend.given import Given, Reader
+from diffray.cluster.frontend.image_files import Picture
+from diffray.cluster.frontend.job import Job
+from diffray.cluster.frontend.output import Delta, RequestOutput
+from diffray.cluster.frontend.prompts import (
     Prompt,
     as_conversations,
     as_diffusion,
@@ -39,8 +30,17 @@ from diffray.workers.prompts import (
     as_params,
     on_pinned_canvas,
 )
+from diffray.cluster.frontend.text import Messages, Tokenizer
+from diffray.components.checkpoints.folder import resolve
+from diffray.components.grammar.canvas import LONGEST
+from diffray.components.params import SamplingKeywords, SamplingParams
+from diffray.components.policy import DiffusionParams
+from diffray.workers.adapters import LoadedAdapters
+from diffray.workers.admission import CheckedRequest
+from diffray.workers.engine import Engine
+from diffray.workers.engine_options import list_options
+from diffray.workers.limits import Limits
 from diffray.workers.setup import build_engine
-from diffray.workers.text import Messages, Tokenizer
 
 _SHUT_DOWN: Final = "this DiffusionLLM has been shut down; make a new one"
 _STOPPED: Final = "KeyboardInterrupt: the call was stopped; the model takes the next one"
@@ -73,14 +73,14 @@ class DiffusionLLM(Upkept):
         self._ranks = setup.tensor_parallel_size
         self._engine: Engine | None = None
         self._client: WaitingClient | None
+        path = resolve(model)
         if self._ranks == 1:
-            self._engine, self.tokenizer = build_engine(model, setup)
+            self._engine = build_engine(model, setup)
             self._client = WaitingEngine(self._engine, setup.steps_per_round)
         else:
-            path = resolve(model)
             self._client = ranks = WaitingRanks(model, setup)
             finalize(self, ranks.close)
-            self.tokenizer = Tokenizer.load(path, ranks.limits.mask_token_id)
+        self.tokenizer = Tokenizer.load(path, self.limits.mask_token_id)
         self._reader = Reader(self.tokenizer, self.limits.spec.sight)
         self._grammars = GrammarPool(self.tokenizer, self.limits)
         self._maker = RequestMaker(

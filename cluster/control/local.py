@@ -21,11 +21,12 @@ from diffray.cluster.control.weight_changes import (
     UpdateWeights,
     WeightChanges,
 )
+from diffray.cluster.frontend.text import Tokenizer
+from diffray.components.checkpoints.folder import resolve
 from diffray.workers.admission import CheckedRequest
 from diffray.workers.engine import Engine
 from diffray.workers.messages import ASLEEP, Round, Update
 from diffray.workers.setup import build_engine
-from diffray.workers.text import Tokenizer
 from diffray.workers.trainer_orders import Received, TrainerOrder, granted
 from diffray.workers.upkeep import ask_trainer
 
@@ -296,5 +297,6 @@ def load_local(model: str, config: EngineConfig) -> tuple[LocalEngine, Tokenizer
             f"tensor_parallel_size {config.tensor_parallel_size} needs a cluster; "
             "without one it must be 1"
         )
-    engine, tokenizer = build_engine(model, config.rank_options)
+    engine = build_engine(model, config.rank_options)
+    tokenizer = Tokenizer.load(resolve(model), engine.slots.mask_token_id)
     return LocalEngine(engine, config), tokenizer

@@ -10,6 +10,7 @@ from diffray.cluster.api.prompts import RemoteImages
 from diffray.cluster.api.service import Service
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.remote import RemoteEngine
+from diffray.cluster.frontend.text import Tokenizer
 from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.replicas import Replicas
 from diffray.cluster.serve.wanted import EveryReplica, Record
@@ -19,7 +20,6 @@ from diffray.components.checkpoints.update import check_folder
 from diffray.components.config import InvalidField
 from diffray.components.policy import DiffusionParams, Policy
 from diffray.workers.adapters import LoadedAdapters
-from diffray.workers.text import Tokenizer
 
 
 def adapters_of(config: AppConfig) -> LoadedAdapters:

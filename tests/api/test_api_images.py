@@ -19,9 +19,9 @@ from transformers import PreTrainedTokenizerFast
 from diffray import DiffusionLLM
 from diffray.cluster.api.prompts import RemoteImages
 from diffray.cluster.api.settings import ApiSettings
+from diffray.cluster.frontend.image_files import place_images, read_image
 from diffray.components.config import InvalidField
 from diffray.components.image import Sight
-from diffray.workers.image_files import place_images, read_image
 from tests.helpers.api_server import Served, serve_model
 from tests.helpers.files_server import files_server
 from tests.helpers.tiny import tiny_checkpoint

@@ -28,11 +28,11 @@ from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient
+from diffray.cluster.frontend.bad_words import bad_tokens
 from diffray.components.config import InvalidField
 from diffray.components.policy import DiffusionParams
 from diffray.kernels.noise import derived_seed
 from diffray.workers.admission import CheckedRequest
-from diffray.workers.bad_words import bad_tokens
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Update
 from tests.helpers.byte_tokenizer import TOKENIZER

@@ -10,7 +10,7 @@ import torch
 from diffray import AsyncDiffusionLLM, DiffusionLLM, SamplingParams
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.request_handle import Phase, RequestCancelled, RequestHandle, Status
-from diffray.workers.output import Accepted, Delta, Followed, RequestOutput
+from diffray.cluster.frontend.output import Accepted, Delta, Followed, RequestOutput
 
 MESSAGES = [{"role": "user", "content": "Al buys 3 pens for 4 dollars each. How much does he pay?"}]
 OPTIONS: dict[str, Any] = {"dtype": "float64", "max_num_seqs": 2}

@@ -14,7 +14,7 @@ from diffray.cluster.cli import bench
 from diffray.cluster.cli.bench import counted, percentile, sizes_of, timed
 from diffray.cluster.cli.datasets import BUNDLED, Data, read_rows, tasks
 from diffray.cluster.cli.main import app
-from diffray.workers.output import CompletionOutput, RequestOutput
+from diffray.cluster.frontend.output import CompletionOutput, RequestOutput
 from tests.helpers.tiny import tiny_checkpoint
 
 

@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diffray.cluster.api.defaults import read_generation_defaults
+from diffray.cluster.frontend.text import Tokenizer
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.convert import convert
 from diffray.components.checkpoints.folder import CheckpointError, read_config, read_json
 from diffray.components.checkpoints.info import describe
 from diffray.components.checkpoints.special_tokens import find_ids, special_ids
 from diffray.components.checkpoints.weights import open_weights
-from diffray.workers.text import Tokenizer
 from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny import tiny_checkpoint
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from diffray import DiffusionLLM, RequestOutput, SamplingParams
+from diffray.cluster.frontend.given import say_that_there_is_a_template
 from diffray.components.sequence import Sequence
-from diffray.workers.given import say_that_there_is_a_template
 from tests.helpers.byte_tokenizer import byte_tokenizer
 from tests.helpers.living import living, only_new
 from tests.helpers.paths import GOLDEN

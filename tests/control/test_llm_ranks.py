@@ -15,8 +15,8 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.frontend.output import RequestOutput
 from diffray.components.grammar.structured import StructuredOutputs
-from diffray.workers.output import RequestOutput
 from tests.helpers.shared import CPUS
 
 pytestmark = pytest.mark.slow

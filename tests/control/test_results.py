@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from diffray import CompletionOutput, RequestOutput
-from diffray.workers.views import frame
+from diffray.cluster.frontend.views import frame
 from tests.helpers.byte_tokenizer import TOKENIZER
 
 

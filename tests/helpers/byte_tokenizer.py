@@ -4,7 +4,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from diffray.workers.text import Tokenizer
+from diffray.cluster.frontend.text import Tokenizer
 
 MASK = "<|mask|>"
 

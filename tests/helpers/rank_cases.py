@@ -107,7 +107,7 @@ class Found:
 def engine_of(mesh: Mesh, model: str, **options: Any) -> Engine:
     ids = {"mask_token_id": 510, "eos_token_id": 511} if "golden" in model else {}
     given = {"dtype": "float64", "device": "cpu", "max_model_len": 64} | ids | options
-    return build_engine(model, EngineOptions.model_validate(given), mesh)[0]
+    return build_engine(model, EngineOptions.model_validate(given), mesh)
 
 
 def updates_of(

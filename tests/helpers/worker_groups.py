@@ -70,7 +70,7 @@ async def under_way(running: RemoteEngine) -> None:
 
 def in_process(model: str, asked: Items[list[int]], *each: Items[Any]) -> list[list[int]]:
     """What the engine in this process answers, one after the other."""
-    engine, _ = build_engine(model, EngineOptions(dtype="float64"))
+    engine = build_engine(model, EngineOptions(dtype="float64"))
     found = []
     for prompt, params, *grammar in zip(asked, *each, strict=True):
         request = Request(0, tuple(prompt), params, grammar=b"".join(grammar))

@@ -15,7 +15,7 @@ COMMANDS = [TESTS.parent / folder for folder in ("benchmarks", "tools")]
 # Left to right: a room imports from itself and from the rooms before it.
 ROOMS = ("kernels", "components", "workers", "cluster")
 # The same within cluster; cluster/app.py is what a Serve config names.
-CLUSTER_ROOMS = ("control", "api", "serve", "cli")
+CLUSTER_ROOMS = ("frontend", "control", "api", "serve", "cli")
 # Of tests/, what tests may import from.
 SHARED = ("helpers", "mutants")
 MAX_LINES = 350

@@ -32,7 +32,7 @@ def part(kind: str, **more: Any) -> dict[str, Any]:
 @cache
 def noise() -> Engine:
     setup = EngineOptions(dtype="float64", device="cpu", max_num_seqs=1)
-    return build_engine(str(GOLDEN / "diffusion_gemma"), setup)[0]
+    return build_engine(str(GOLDEN / "diffusion_gemma"), setup)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

@@ -27,7 +27,7 @@ def engine(**options: Any) -> Engine:
     setup = EngineOptions(
         **{"dtype": "float64", "device": "cpu", "max_num_seqs": 8, "page_size": 8} | options
     )
-    return build_engine(FOLDER, setup)[0]
+    return build_engine(FOLDER, setup)
 
 
 def requests() -> list[Request]:

@@ -53,7 +53,7 @@ class Question:
 def questions(model: str, number: int, tokens: int, seed: int) -> list[Question]:
     """Return greedy and seeded requests, each answered alone by an engine of this process."""
     draw = random.Random(seed)
-    engine, _ = build_engine(model, EngineOptions(dtype="float64", max_num_seqs=1))
+    engine = build_engine(model, EngineOptions(dtype="float64", max_num_seqs=1))
     found = []
     for uid in range(number):
         prompt = tuple(draw.randrange(10, 400) for _ in range(draw.randint(4, 40)))

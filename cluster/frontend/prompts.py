@@ -5,12 +5,12 @@ from collections.abc import Sequence as Items
 from operator import index
 from typing import Any, Final, Protocol
 
+from diffray.cluster.frontend.image_files import Picture, from_data_url
+from diffray.cluster.frontend.text import Messages
 from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.components.spelling import did_you_mean
-from diffray.workers.image_files import Picture, from_data_url
-from diffray.workers.text import Messages
 
 
 class Array(Protocol):

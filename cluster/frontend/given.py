@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from diffray.components.image import Image, Sight
-from diffray.workers.image_files import Picture, place_images, read_image
-from diffray.workers.prompts import (
+from diffray.cluster.frontend.image_files import Picture, place_images, read_image
+from diffray.cluster.frontend.prompts import (
     Prompt,
     as_messages,
     as_one,
@@ -16,7 +15,8 @@ from diffray.workers.prompts import (
     is_conversation,
     pictures_of,
 )
-from diffray.workers.text import Messages, Tokenizer
+from diffray.cluster.frontend.text import Messages, Tokenizer
+from diffray.components.image import Image, Sight
 
 log = logging.getLogger(__name__)
 

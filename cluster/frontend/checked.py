@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 
+from diffray.cluster.frontend.bad_words import with_bad_tokens
+from diffray.cluster.frontend.given import Given, Reader
 from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.admission import CheckedRequest, check_choices
-from diffray.workers.bad_words import with_bad_tokens
-from diffray.workers.given import Given, Reader
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Request
 

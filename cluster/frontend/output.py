@@ -106,7 +106,7 @@ class RequestOutput:
 
         A notebook shows a picture; a terminal plays it once; elsewhere the text is printed.
         """
-        from diffray.workers.views import show
+        from diffray.cluster.frontend.views import show
 
         show(self, pace)
 
@@ -115,7 +115,7 @@ class RequestOutput:
         return f"RequestOutput(prompt={shortened(prompt)}, outputs={self.outputs!r})"
 
     def _repr_html_(self) -> str:
-        from diffray.workers.views import as_html
+        from diffray.cluster.frontend.views import as_html
 
         return as_html(self)
 

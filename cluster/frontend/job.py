@@ -2,10 +2,10 @@
 
 from bisect import bisect_left
 
+from diffray.cluster.frontend.output import CompletionOutput, Delta, FieldOutput
+from diffray.cluster.frontend.text import TextStream, Tokenizer
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Update
-from diffray.workers.output import CompletionOutput, Delta, FieldOutput
-from diffray.workers.text import TextStream, Tokenizer
 
 
 class Job:

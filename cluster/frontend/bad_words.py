@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from diffray.cluster.frontend.text import Tokenizer
 from diffray.components.config import InvalidField
 from diffray.components.params import SamplingParams
-from diffray.workers.text import Tokenizer
 
 
 class BadTokens(NamedTuple):

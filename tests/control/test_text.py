@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diffray.cluster.frontend.job import Job
+from diffray.cluster.frontend.text import TextStream, Tokenizer
 from diffray.components.params import SamplingParams
-from diffray.workers.job import Job
 from diffray.workers.messages import Update
-from diffray.workers.text import TextStream, Tokenizer
 from tests.helpers.byte_tokenizer import MASK, TOKENIZER
 
 

@@ -7,9 +7,9 @@ from html import escape
 from importlib import import_module
 from typing import Any
 
+from diffray.cluster.frontend.output import CompletionOutput, RequestOutput
+from diffray.cluster.frontend.picture import picture
 from diffray.components.config import counted
-from diffray.workers.output import CompletionOutput, RequestOutput
-from diffray.workers.picture import picture
 
 # These keep an output in a notebook within a few hundred kilobytes.
 _MOST_PICTURES = 4

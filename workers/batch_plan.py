@@ -24,6 +24,7 @@ from diffray.kernels.confidence import Confidence
 from diffray.kernels.credit import Credits
 from diffray.workers.batch_state import BatchState
 from diffray.workers.drafting import Drafting
+from diffray.workers.features.feature import rows_of
 from diffray.workers.filling import Chunk
 from diffray.workers.first_step_sharing import SharedFirstSteps
 from diffray.workers.graphs import Graphs
@@ -32,7 +33,6 @@ from diffray.workers.outcome import Outcome
 from diffray.workers.request_rows import HeadPlan, Softened, plan_head
 from diffray.workers.slots import Slots
 from diffray.workers.threads import Threads
-from diffray.workers.verification import rows_of
 
 _SOFT_ROWS = 256  # whose probabilities over the vocabulary are in memory at a time
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from diffray.components.sequence import Sequence
-from diffray.workers.top_tokens import Ranking
+
+Ranking = list[tuple[int, float]]  # ids and log-probabilities, best first
 
 
 class Outcome(NamedTuple):
@@ -52,7 +53,6 @@ def copy_outcomes(
     steps_BL: Tensor,
     logprobs_BL: Tensor,
     counts_B4: Tensor,  # step, post_steps, done, foreseen
-    rankings: dict[int, list[Ranking]],
 ) -> list[Outcome]:
     """Return the outcome of each sequence; waits for the device, once."""
     bits_BL = logprobs_BL.double().view(torch.long)
@@ -61,7 +61,6 @@ def copy_outcomes(
     ids_BL, masked_BL, steps_BL, bits_BL, counts_B4 = copied
     decided_B = masked_BL.argmax(1).where(masked_BL.any(1), masked_BL.shape[1])
     rows = zip(
-        range(len(lengths)),
         lengths,
         ids_BL.tolist(),
         masked_BL.bool().unbind(),
@@ -82,8 +81,8 @@ def copy_outcomes(
             post_steps,
             bool(done),
             bool(foreseen),
-            rankings.get(b, []),
+            [],
         )
-        for b, n, ids, masked_L, decided, steps, logprobs, counts in rows
+        for n, ids, masked_L, decided, steps, logprobs, counts in rows
         for step, post_steps, done, foreseen in (counts,)
     ]

@@ -4,18 +4,41 @@ Letters: B rows, L positions of the longest block, K positions of the longest bl
 """
 
 from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from diffray.components.backend import send
-from diffray.components.sequence import Sequence
 from diffray.kernels.credit import Credits, Gains, Memory
 from diffray.kernels.rules import Gain
-from diffray.workers.verification import Row
+from diffray.workers.features.feature import Feature, Row
+
+if TYPE_CHECKING:
+    from diffray.workers.batch_state import BatchState
 
 _NONE = Gain(0.0, 0.0, -1.0)
+
+
+class Credit(Feature):
+    """What the rows remember; the head adds it to their logits."""
+
+    fused = True
+
+    def __init__(self, credits: Credits) -> None:
+        self.credits = credits
+
+    @classmethod
+    def of(cls, rows: "BatchState") -> Self | None:
+        credits = credits_of(rows.rows, rows.length, rows.device)
+        return None if credits is None else cls(credits)
+
+    def keep(self, rows: "BatchState") -> None:
+        for b, sequence in enumerate(rows.sequences):
+            if sequence.policy.decoder.gain() is not None:
+                n = sequence.stop - sequence.start
+                sequence.memory = Memory(*(part[b, :n, :n] for part in self.credits.memory))
 
 
 def credits_of(rows: Items[Row], length: int, device: torch.device) -> Credits | None:
@@ -33,14 +56,6 @@ def credits_of(rows: Items[Row], length: int, device: torch.device) -> Credits |
     numbers_B3 = torch.tensor([gain or _NONE for gain in gains], dtype=torch.float64)
     gains_3B = send(numbers_B3.T.contiguous(), device)
     return Credits(Memory(ids_BLK, credit_BLK), Gains(*gains_3B.unbind()))
-
-
-def keep_credits(credits: Credits, sequences: Items[Sequence]) -> None:
-    """Store in each sequence what its row remembers of the block."""
-    for b, sequence in enumerate(sequences):
-        if sequence.policy.decoder.gain() is not None:
-            n = sequence.stop - sequence.start
-            sequence.memory = Memory(*(part[b, :n, :n] for part in credits.memory))
 
 
 def _padded(part: Tensor, shape: tuple[int, int], other: int) -> Tensor:

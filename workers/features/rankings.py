@@ -6,25 +6,25 @@ position, Q rows.
 """
 
 import math
-from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING, Self
 
 import torch
-from torch import Tensor
 
-from diffray.components.block import Top
-from diffray.components.sequence import Sequence
+from diffray.workers.features.feature import Acceptance, Feature
+from diffray.workers.outcome import Outcome
 
-Ranking = list[tuple[int, float]]
+if TYPE_CHECKING:
+    from diffray.workers.batch_state import BatchState
 
 
-class TopTokens:
-    """The rankings that `BatchPlan` keeps across steps, for requests with `top_logprobs`."""
+class Rankings(Feature):
+    """The rankings of requests with `top_logprobs`, across steps."""
 
-    def __init__(self, sequences: Items[Sequence], length: int, device: torch.device) -> None:
-        self.sequences = sequences
-        self.asking = [b for b, s in enumerate(sequences) if s.params.top_logprobs]
-        if not self.asking:
-            return
+    fused = True
+
+    def __init__(self, rows: "BatchState", asking: list[int]) -> None:
+        self.sequences, self.asking = rows.sequences, asking
+        sequences, length, device = rows.sequences, rows.length, rows.device
         most = max(s.params.top_logprobs for s in sequences)
         shape = (len(sequences), length, most)
         self.ids_BLK = torch.zeros(shape, dtype=torch.long, device=device)
@@ -34,31 +34,36 @@ class TopTokens:
                 n, k = before[0].shape
                 self.ids_BLK[b, :n, :k], self.logprobs_BLK[b, :n, :k] = before
 
-    def write(self, top: Top, accepted_BL: Tensor) -> None:
+    @classmethod
+    def of(cls, rows: "BatchState") -> Self | None:
+        asking = [b for b, s in enumerate(rows.sequences) if s.params.top_logprobs]
+        return cls(rows, asking) if asking else None
+
+    def written(self, rows: "BatchState", step: Acceptance) -> None:
         """Store the rankings of the accepted positions."""
-        accepted_Q1 = accepted_BL.flatten()[top.cells_Q].unsqueeze(1)
+        top = step.proposal.top
+        if top is None:
+            return
+        accepted_Q1 = step.accepted_BL.flatten()[top.cells_Q].unsqueeze(1)
         for kept, new_QK in ((self.ids_BLK, top.ids_QK), (self.logprobs_BLK, top.logprobs_QK)):
             flat = kept.view(-1, kept.shape[2])[:, : new_QK.shape[1]]
             flat[top.cells_Q] = torch.where(accepted_Q1, new_QK.to(kept), flat[top.cells_Q])
 
-    def keep(self) -> None:
+    def keep(self, rows: "BatchState") -> None:
         """Save the rankings in their sequences, for the next plan."""
         for b in self.asking:
             sequence = self.sequences[b]
             n, k = sequence.stop - sequence.start, sequence.params.top_logprobs
             sequence.top = self.ids_BLK[b, :n, :k].clone(), self.logprobs_BLK[b, :n, :k].clone()
 
-    def rankings(self) -> dict[int, list[Ranking]]:
+    def report(self, outcomes: list[Outcome]) -> None:
         """Copy to the host the ranking at each position, for each sequence that requests it."""
-        if not self.asking:
-            return {}
         ids, logprobs = self.ids_BLK.cpu(), self.logprobs_BLK.cpu()
-        found = {}
         for b in self.asking:
             k = self.sequences[b].params.top_logprobs
             pairs = zip(ids[b, :, :k].tolist(), logprobs[b, :, :k].tolist(), strict=True)
             # Forbidden ids rank last, with probability 0; they are left out.
-            found[b] = [
+            top = [
                 [
                     (token, logprob)
                     for token, logprob in zip(*pair, strict=True)
@@ -66,4 +71,4 @@ class TopTokens:
                 ]
                 for pair in pairs
             ]
-        return found
+            outcomes[b] = outcomes[b]._replace(top=top)

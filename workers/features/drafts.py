@@ -1,0 +1,108 @@
+"""Drafts on the device: which of them were right, and the next ones.
+
+Letters: B rows of sequences and drafts, L positions of the longest block, G sequences with a draft
+that is this many steps ahead.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from diffray.components.backend import send
+from diffray.components.block import Proposal
+from diffray.workers.features.feature import Acceptance, Feature
+
+if TYPE_CHECKING:
+    from diffray.workers.batch_state import BatchState
+
+
+class Link(NamedTuple):
+    """The rows of the drafts that are a given number of steps ahead, and of their sequences."""
+
+    rows_G: Tensor
+    drafts_G: Tensor
+
+
+class Drafts(Feature):
+    """The links of all rows, nearest first."""
+
+    def __init__(self, links: list[Link]) -> None:
+        self.links = links
+
+    @classmethod
+    def of(cls, rows: "BatchState") -> Self | None:
+        number = {row.sequence: at for at, row in enumerate(rows.rows) if row.draft is None}
+        links = []
+        for ahead in range(1, max(row.ahead for row in rows.rows) + 1):
+            pairs = [(number[r.sequence], at) for at, r in enumerate(rows.rows) if r.ahead == ahead]
+            links.append(Link(*send(torch.tensor(pairs), rows.device).unbind(1)))
+        return cls(links) if links else None
+
+    def after(self, rows: "BatchState", step: Acceptance) -> None:
+        last_B = self._take_over(rows, step)
+        self._make(rows, step, last_B)
+
+    def _take_over(self, rows: "BatchState", step: Acceptance) -> Tensor:
+        """Let sequences take over the results of their drafts that were right.
+
+        Returns for each row the number of the row with its latest canvas that the model has seen.
+        """
+        accepted_BL, masked_BL = step.accepted_BL, step.masked_BL
+        last_B = torch.arange(len(accepted_BL), device=rows.device)
+        going_B = torch.ones_like(last_B, dtype=torch.bool)
+        known_B = masked_BL.any(-1) & ~_guessed(accepted_BL, step.proposal)
+        for ahead, (rows_G, drafts_G) in enumerate(self.links):
+            same_GL = step.block.ids_BL[drafts_G] == rows.ids_BL[rows_G]
+            same_GL &= masked_BL[drafts_G] == rows.masked_BL[rows_G]
+            same_G = same_GL.all(-1)
+            if not ahead:
+                rows.foreseen_B = torch.zeros_like(rows.done_B).index_copy(0, rows_G, same_G)
+            right_G = going_B[rows_G] & known_B[drafts_G] & same_G
+            going_B = going_B.index_copy(0, rows_G, right_G)
+            last_B = last_B.index_copy(0, rows_G, torch.where(right_G, drafts_G, last_B[rows_G]))
+            written_GL = accepted_BL[drafts_G] & right_G.unsqueeze(1)
+            rows.ids_BL = _taken(rows.ids_BL, rows_G, drafts_G, written_GL)
+            rows.steps_BL = _taken(rows.steps_BL, rows_G, drafts_G, written_GL)
+            rows.logprobs_BL = _taken(rows.logprobs_BL, rows_G, drafts_G, written_GL)
+            left_GL = rows.masked_BL[rows_G] & ~written_GL
+            rows.masked_BL = rows.masked_BL.index_copy(0, rows_G, left_GL)
+            rows.steps_B = rows.steps_B.index_add(0, rows_G, right_G.long())
+        return last_B
+
+    def _make(self, rows: "BatchState", step: Acceptance, last_B: Tensor) -> None:
+        """Write the next drafts: what decoders would accept of the last proposals, by step."""
+        proposal, block = step.proposal.rows(last_B), step.block
+        ids_BL, masked_BL = rows.ids_BL, rows.masked_BL
+        known_B = torch.ones_like(last_B, dtype=torch.bool)
+        for ahead, (rows_G, drafts_G) in enumerate(self.links):
+            steps_B = rows.steps_B + ahead
+            block = rows.shown(
+                replace(
+                    block,
+                    ids_BL=ids_BL,
+                    masked_BL=masked_BL,
+                    step_B=rows.before_B + steps_B,
+                    step_in_block_B=steps_B,
+                )
+            )
+            drawn = proposal.drawn_at(block)
+            accepted_BL = rows.choose(drawn, block) & masked_BL
+            known_B = known_B & ~_guessed(accepted_BL, drawn)
+            ids_BL = torch.where(accepted_BL, drawn.ids_BL, ids_BL)
+            masked_BL = masked_BL & ~accepted_BL
+            rows.ids_BL = rows.ids_BL.index_copy(0, drafts_G, ids_BL[rows_G])
+            left_GL = masked_BL[rows_G] & known_B[rows_G].unsqueeze(1)
+            rows.masked_BL = rows.masked_BL.index_copy(0, drafts_G, left_GL)
+            rows.steps_B = rows.steps_B.index_copy(0, drafts_G, rows.steps_B[rows_G] + ahead + 1)
+
+
+def _taken(kept_BL: Tensor, rows_G: Tensor, drafts_G: Tensor, written_GL: Tensor) -> Tensor:
+    taken_GL = torch.where(written_GL, kept_BL[drafts_G], kept_BL[rows_G])
+    return kept_BL.index_copy(0, rows_G, taken_GL)
+
+
+def _guessed(accepted_BL: Tensor, proposal: Proposal) -> Tensor:
+    """Return the rows that accepted a position for which the model has proposed nothing."""
+    return (accepted_BL & (proposal.confidence_BL == -torch.inf)).any(-1)

@@ -1,0 +1,100 @@
+"""The interface of features: what some requests of a batch want done in each step, beyond the rest.
+
+A feature is made for a batch in which a row uses it, and does nothing to other rows. The batch
+calls its hooks in the order of `FEATURES` (order.py).
+"""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from diffray.components.backend import send
+from diffray.components.block import Block, Proposal
+from diffray.components.copies import Copy
+from diffray.components.sequence import Sequence
+from diffray.workers.outcome import Outcome
+from diffray.workers.slots import Slots
+
+if TYPE_CHECKING:
+    from diffray.workers.batch_state import BatchState
+
+
+class Row(NamedTuple):
+    """A canvas of a sequence: its own, a draft of it after some more steps, or a branch."""
+
+    sequence: Sequence
+    draft: Copy | None = None
+    ahead: int = 0  # steps; 0: a branch, if the canvas is not the sequence's own
+
+    @property
+    def slot(self) -> int:
+        return self.sequence.slot if self.draft is None else self.draft.slot
+
+
+def rows_of(sequences: Items[Sequence]) -> list[Row]:
+    """Return the sequences' own rows, then those of all drafts and branches."""
+    copies = [
+        Row(s, draft, 0 if s.policy.speculation is None else number)
+        for s in sequences
+        for number, draft in enumerate(s.drafts, 1)
+    ]
+    return [*map(Row, sequences), *copies]
+
+
+def copy_canvases(rows: Items[Row], slots: Slots) -> None:
+    """Give new drafts and branches their sequence's canvas."""
+    new = [(row.sequence.slot, row.slot) for row in rows if row.draft and not row.draft.ready]
+    if new:
+        own_N, new_N = send(torch.tensor(new), slots.device).unbind(1)
+        slots.ids_SN[new_N] = slots.ids_SN[own_N]
+        slots.masked_SN[new_N] = False
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """A step's proposals and what is accepted of them; hooks may replace all but the masks."""
+
+    proposal: Proposal
+    block: Block
+    accepted_BL: Tensor
+    masked_BL: Tensor  # before the step
+
+
+class Feature:
+    """The rows of a batch that use a feature; each hook's default does nothing."""
+
+    fused: ClassVar[bool] = False  # whether one kernel may end a step with these rows
+
+    @classmethod
+    def of(cls, rows: "BatchState") -> Self | None:
+        """Return the feature for these rows, before their canvases are read; None if unused."""
+        raise NotImplementedError
+
+    def show(self, rows: "BatchState", block: Block) -> Block:
+        """Change what decoders see."""
+        return block
+
+    def propose(self, rows: "BatchState", step: Acceptance) -> None:
+        """Change proposals before decoders see them."""
+
+    def accept(self, rows: "BatchState", step: Acceptance) -> None:
+        """Change what decoders have accepted."""
+
+    def after(self, rows: "BatchState", step: Acceptance) -> None:
+        """Follow up on accepted tokens, which are in the rows but not yet on their canvases."""
+
+    def written(self, rows: "BatchState", step: Acceptance) -> None:
+        """Follow up on the canvases, which hold the accepted tokens."""
+
+    def done(self, rows: "BatchState", step: Acceptance, done_B: Tensor) -> Tensor:
+        """Return which rows are done, given those without masks."""
+        return done_B
+
+    def keep(self, rows: "BatchState") -> None:
+        """Save what unfinished blocks need under the next plan."""
+
+    def report(self, outcomes: list[Outcome]) -> None:
+        """Add to what is reported of each sequence, on the host."""

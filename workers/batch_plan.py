@@ -3,7 +3,6 @@
 Letters: B sequences that denoise, T packed tokens, R rows of the head, H hidden size.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diffray.components.backend import send
+from diffray.components.batch import Batch
 from diffray.components.block import Block
 from diffray.components.kv_pool import KVPool
 from diffray.components.logits import Logits
@@ -24,17 +24,16 @@ from diffray.kernels.confidence import Confidence
 from diffray.kernels.credit import Credits
 from diffray.workers.batch_state import BatchState
 from diffray.workers.drafting import Drafting
-from diffray.workers.features.feature import rows_of
+from diffray.workers.features.feature import Head, rows_of
+from diffray.workers.features.order import FEATURES
 from diffray.workers.filling import Chunk
 from diffray.workers.first_step_sharing import SharedFirstSteps
 from diffray.workers.graphs import Graphs
 from diffray.workers.layout import Layout, Span, spans_of
 from diffray.workers.outcome import Outcome
-from diffray.workers.request_rows import HeadPlan, Softened, plan_head
+from diffray.workers.request_rows import HeadPlan, plan_head
 from diffray.workers.slots import Slots
 from diffray.workers.threads import Threads
-
-_SOFT_ROWS = 256  # whose probabilities over the vocabulary are in memory at a time
 
 
 class BatchPlan:
@@ -60,12 +59,9 @@ class BatchPlan:
         self.model, self.kv, self.slots, self.mesh = model, kv, slots, mesh
         self.device = slots.device
         self.length = max((s.stop - s.start for s in sequences), default=0)
-        self.soft = any(s.policy.iteration.soft for s in sequences)
-        # Soft embeddings change the inputs, which a recording would look up by itself.
-        self.graphs = None if self.soft else graphs
-        for s in sequences:
-            if s.policy.iteration.renoises and s.step == 0:
-                slots.soft.enter(s.slot, *s.soft_span)
+        found = [feature.of(self) for feature in FEATURES]
+        self.features = [each for each in found if each is not None]
+        self.graphs = graphs if all(each.replayed for each in self.features) else None
         self._windows: list[Span] = []
         self._shared: SharedFirstSteps | None = None  # first steps of this forward
         self._head: HeadPlan | None = None
@@ -86,7 +82,8 @@ class BatchPlan:
             if not self.sequences:
                 return
             if self._blocks is None:
-                self._blocks = BatchState(self.sequences, self.slots, self.kv.kernels)
+                how = self.slots, self.features, self.kv.kernels
+                self._blocks = BatchState(self.sequences, *how)
             block = self._blocks.now(step, first_only)
             self._choose(hidden_TH, self._blocks, block, step)
         for sequence, only in zip(self.sequences, first_only, strict=False):
@@ -118,13 +115,12 @@ class BatchPlan:
             return layout.recorded.forward()
         slots, batch = self.slots, layout.batch
         x_TH = self.model.embed(slots.ids_SN.view(-1).index_select(0, batch.cells_T))
-        if self.soft or self.model.spec.encodes:
-            masked_T1 = slots.masked_SN.flatten()[batch.cells_T].unsqueeze(1)
-            batch = replace(batch, masked_T1=masked_T1)
+        if self.model.spec.encodes:
+            batch = replace(batch, masked_T1=self.masked_of(batch))
         for at, span in layout.seen:
             x_TH[at : at + span.stop - span.start] = self._look(span).to(x_TH)
-        if self.soft:
-            x_TH = self.model.soften(x_TH, slots.soft.read(batch.cells_T, x_TH), batch)
+        for feature in self.features:
+            x_TH, batch = feature.inputs(self, x_TH, batch)
         # Adapters index their tokens in the whole batch, so it must stay whole.
         if self.sequences and not batch.adapted:
             read_R = self._plan_head().read_T
@@ -133,6 +129,10 @@ class BatchPlan:
             batch = replace(batch, read_R=read_R)
         hidden_TH = self.model.forward(x_TH, batch, self.kv) if len(x_TH) else x_TH
         return hidden_TH if self._shared is None else self._shared.finish(hidden_TH, layout)
+
+    def masked_of(self, batch: Batch) -> Tensor:
+        """Return which tokens are masked, [T, 1]."""
+        return self.slots.masked_SN.flatten()[batch.cells_T].unsqueeze(1)
 
     def _look(self, span: Span) -> Tensor:
         """Return an image's soft tokens within a window."""
@@ -201,8 +201,8 @@ class BatchPlan:
                 return blocks.settle(found, plan.rows.cells_R, block)
             return blocks.accept(propose_plain(found, plan.rows, block), block)
         logits = self._logits(hidden_TH, plan)
-        if plan.soft is not None:
-            self._soften(hidden_TH, logits, plan.soft, blocks.done_B, step)
+        for feature in self.features:
+            feature.read(self, Head(hidden_TH, logits, plan, blocks.done_B, step))
         proposal = propose(logits, plan.rows, block, blocks.credits, self.slots.mask_token_id)
         return blocks.accept(proposal, block)
 
@@ -231,39 +231,3 @@ class BatchPlan:
         for transform in plan.rows.transforms:
             transform.apply(logits, step)
         return logits
-
-    def _soften(
-        self, hidden_TH: Tensor, logits: Logits, soft: Softened, done_B: Tensor, step: int
-    ) -> None:
-        """Store the expected embeddings at masked positions, weighted for this step."""
-        weights = [
-            s.policy.iteration.weight(s.steps_before + s.step + step) for s in self.sequences
-        ]
-        # Only renoising averages over the distributions that tokens are drawn from.
-        warmths = [
-            s.temperature(s.step + step) if s.policy.iteration.renoises else 1.0
-            for s in self.sequences
-        ]
-        cells_E, row_E = soft.cells_E, soft.sequences_E
-        warm_E = send(torch.tensor(warmths), self.device)[row_E]
-        parts = self._expectations(hidden_TH, logits, soft, warm_E)
-        expected_EH = torch.cat(list(parts))
-        weight_B = send(torch.tensor(weights, dtype=expected_EH.dtype), self.device)
-        active_E1 = ~done_B[row_E].unsqueeze(1)
-        self.slots.soft.write(cells_E, active_E1, expected_EH * weight_B[row_E].unsqueeze(1))
-
-    def _expectations(
-        self, hidden_TH: Tensor, logits: Logits, soft: Softened, warm_E: Tensor
-    ) -> Iterator[Tensor]:
-        """Yield expected embeddings of some rows at a time, as there may be a whole canvas."""
-        warm_I, warm_O = warm_E.split([len(soft.rows_I), len(soft.tokens_O)])
-        for rows, warm in zip(soft.rows_I.split(_SOFT_ROWS), warm_I.split(_SOFT_ROWS), strict=True):
-            yield self._expectation(logits.values_RV.index_select(0, rows), warm)
-        for at, warm in zip(soft.tokens_O.split(_SOFT_ROWS), warm_O.split(_SOFT_ROWS), strict=True):
-            yield self._expectation(self.model.head(hidden_TH.index_select(0, at)), warm)
-
-    def _expectation(self, values_EV: Tensor, warm_E: Tensor) -> Tensor:
-        values_EV = values_EV / warm_E.unsqueeze(1).to(values_EV)
-        logits = Logits(values_EV, self.model.spec.vocab_start, self.mesh)
-        logits.values_RV.sub_(logits.logsumexp().unsqueeze(1)).exp_()
-        return self.model.expected_embedding(logits.values_RV)

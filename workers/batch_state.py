@@ -19,9 +19,7 @@ from diffray.kernels.acceptance import LONGEST, Progress, Rules, best_where_none
 from diffray.kernels.choose import TORCH, Kernels
 from diffray.kernels.confidence import Confidence
 from diffray.kernels.credit import Credits
-from diffray.workers.features.credit import Credit
 from diffray.workers.features.feature import Acceptance, Feature, copy_canvases, rows_of
-from diffray.workers.features.order import FEATURES
 from diffray.workers.outcome import Outcome, copy_outcomes
 from diffray.workers.slots import Slots
 
@@ -37,7 +35,13 @@ class DecoderGroup(NamedTuple):
 class BatchState:
     """One row per sequence and per copy, valid until the block of any sequence changes."""
 
-    def __init__(self, sequences: Items[Sequence], slots: Slots, kernels: Kernels = TORCH) -> None:
+    def __init__(
+        self,
+        sequences: Items[Sequence],
+        slots: Slots,
+        features: Items[Feature],
+        kernels: Kernels = TORCH,
+    ) -> None:
         self.kernels = kernels
         self.sequences, self.slots, self.device = sequences, slots, slots.device
         self.lengths = [s.stop - s.start for s in sequences]
@@ -53,8 +57,9 @@ class BatchState:
         self.inside_BL = self.positions_BL < stop_B.unsqueeze(1)
         cells_BL = base_B.unsqueeze(1) + self.positions_BL
         self.cells_BL = torch.where(self.inside_BL, cells_BL, slots.trash)
-        found = [feature.of(self) for feature in FEATURES]
-        self.features: list[Feature] = [each for each in found if each is not None]
+        self.features = features
+        for feature in features:
+            feature.begin(self)
         self.ids_BL = self._cells(slots.ids_SN)
         self.masked_BL = self._cells(slots.masked_SN) & self.inside_BL
         self.steps_BL = self._cells(slots.steps_SN)
@@ -127,7 +132,8 @@ class BatchState:
     @property
     def credits(self) -> Credits | None:
         """What decoders add to logits."""
-        return next((each.credits for each in self.features if isinstance(each, Credit)), None)
+        found = (each.credits for each in self.features if each.credits is not None)
+        return next(found, None)
 
     def accept(self, proposal: Proposal, block: Block) -> None:
         """Make accepted tokens final, and determine which rows are done."""

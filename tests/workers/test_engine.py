@@ -264,7 +264,7 @@ def test_soft_diffusion_looks_at_few_rows_at_a_time(monkeypatch: pytest.MonkeyPa
     params = SamplingParams(max_tokens=64, ignore_eos=True, diffusion=policy)
     requests = [Request(uid, prompt_of(8 + uid), params) for uid in range(3)]
     expected = run(toy_engine(BIDIRECTIONAL), requests)
-    monkeypatch.setattr("diffray.workers.batch_plan._SOFT_ROWS", 24)
+    monkeypatch.setattr("diffray.workers.features.soft._ROWS", 24)
     model = ToyModel()
     spies = [Mock(wraps=each) for each in (model.head, model.expected_embedding)]
     with patch.multiple(model, head=spies[0], expected_embedding=spies[1]):

@@ -16,29 +16,30 @@ from diffray.components.decoders.lopa import branch_confidence, next_best
 from diffray.workers.features.feature import Acceptance, Feature
 
 if TYPE_CHECKING:
+    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
 
 
 class Branches(Feature):
     """The rows of sequences with branches."""
 
-    def __init__(self, groups: list[Tensor], device: torch.device) -> None:
-        padded = pad_sequence(groups, batch_first=True, padding_value=-1)
-        padded = torch.where(padded < 0, padded[:, :1], padded)
-        rows = [(each[0], row, place) for each in groups for place, row in enumerate(each[1:])]
-        # The sequence's row, those of its branches, then its own as padding.
-        self.canvases_GK = send(padded, device)
-        # The row of each branch's sequence, its own, and which of the next best positions it takes.
-        self.own_N, self.rows_N, self.places_N = send(torch.tensor(rows), device).unbind(1)
-
     @classmethod
-    def of(cls, rows: "BatchState") -> Self | None:
+    def of(cls, plan: "BatchPlan") -> Self | None:
+        return cls() if any(row.draft and not row.ahead for row in plan.rows) else None
+
+    def begin(self, rows: "BatchState") -> None:
         canvases = {row.sequence: [at] for at, row in enumerate(rows.rows) if row.draft is None}
         for at, row in enumerate(rows.rows):
             if row.draft is not None and not row.ahead:
                 canvases[row.sequence].append(at)
         groups = [torch.tensor(each) for each in canvases.values() if len(each) > 1]
-        return cls(groups, rows.device) if groups else None
+        padded = pad_sequence(groups, batch_first=True, padding_value=-1)
+        padded = torch.where(padded < 0, padded[:, :1], padded)
+        # The sequence's row, those of its branches, then its own as padding.
+        self.canvases_GK = send(padded, rows.device)
+        facts = [(each[0], row, place) for each in groups for place, row in enumerate(each[1:])]
+        # The row of each branch's sequence, its own, and which of the next best positions it takes.
+        self.own_N, self.rows_N, self.places_N = send(torch.tensor(facts), rows.device).unbind(1)
 
     def propose(self, rows: "BatchState", step: Acceptance) -> None:
         """Let each sequence continue from its most promising canvas; ties go to its own."""

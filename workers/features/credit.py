@@ -16,6 +16,7 @@ from diffray.kernels.rules import Gain
 from diffray.workers.features.feature import Feature, Row
 
 if TYPE_CHECKING:
+    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
 
 _NONE = Gain(0.0, 0.0, -1.0)
@@ -26,27 +27,25 @@ class Credit(Feature):
 
     fused = True
 
-    def __init__(self, credits: Credits) -> None:
-        self.credits = credits
-
     @classmethod
-    def of(cls, rows: "BatchState") -> Self | None:
-        credits = credits_of(rows.rows, rows.length, rows.device)
-        return None if credits is None else cls(credits)
+    def of(cls, plan: "BatchPlan") -> Self | None:
+        return cls() if any(s.policy.decoder.gain() for s in plan.sequences) else None
+
+    def begin(self, rows: "BatchState") -> None:
+        self.credits = credits_of(rows.rows, rows.length, rows.device)
 
     def keep(self, rows: "BatchState") -> None:
+        assert self.credits is not None, "begin comes first"
         for b, sequence in enumerate(rows.sequences):
             if sequence.policy.decoder.gain() is not None:
                 n = sequence.stop - sequence.start
                 sequence.memory = Memory(*(part[b, :n, :n] for part in self.credits.memory))
 
 
-def credits_of(rows: Items[Row], length: int, device: torch.device) -> Credits | None:
-    """Return what the rows remember, one id per step of the block; None if no row gives credit."""
+def credits_of(rows: Items[Row], length: int, device: torch.device) -> Credits:
+    """Return what the rows remember, one id per step of the block."""
     gains = [row.sequence.policy.decoder.gain() for row in rows]
     giving = [row.sequence for row, gain in zip(rows, gains, strict=True) if gain is not None]
-    if not giving:
-        return None
     shape = length, max(s.stop - s.start for s in giving)
     ids_LK = torch.full(shape, -1, device=device)
     blank = Memory(ids_LK, torch.zeros_like(ids_LK, dtype=torch.float64))

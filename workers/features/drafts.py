@@ -15,6 +15,7 @@ from diffray.components.block import Proposal
 from diffray.workers.features.feature import Acceptance, Feature
 
 if TYPE_CHECKING:
+    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
 
 
@@ -28,17 +29,16 @@ class Link(NamedTuple):
 class Drafts(Feature):
     """The links of all rows, nearest first."""
 
-    def __init__(self, links: list[Link]) -> None:
-        self.links = links
-
     @classmethod
-    def of(cls, rows: "BatchState") -> Self | None:
+    def of(cls, plan: "BatchPlan") -> Self | None:
+        return cls() if any(row.ahead for row in plan.rows) else None
+
+    def begin(self, rows: "BatchState") -> None:
         number = {row.sequence: at for at, row in enumerate(rows.rows) if row.draft is None}
-        links = []
+        self.links: list[Link] = []
         for ahead in range(1, max(row.ahead for row in rows.rows) + 1):
             pairs = [(number[r.sequence], at) for at, r in enumerate(rows.rows) if r.ahead == ahead]
-            links.append(Link(*send(torch.tensor(pairs), rows.device).unbind(1)))
-        return cls(links) if links else None
+            self.links.append(Link(*send(torch.tensor(pairs), rows.device).unbind(1)))
 
     def after(self, rows: "BatchState", step: Acceptance) -> None:
         last_B = self._take_over(rows, step)

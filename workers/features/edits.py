@@ -15,13 +15,18 @@ from diffray.components.config import LARGEST
 from diffray.workers.features.feature import Acceptance, Feature
 
 if TYPE_CHECKING:
+    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
 
 
 class Edits(Feature):
     """Which positions may be edited, and for how many steps."""
 
-    def __init__(self, rows: "BatchState") -> None:
+    @classmethod
+    def of(cls, plan: "BatchPlan") -> Self | None:
+        return cls() if any(s.policy.decoder.edits for s in plan.sequences) else None
+
+    def begin(self, rows: "BatchState") -> None:
         facts = [
             (
                 s.prompt_len if s.policy.decoder.edits else s.stop,
@@ -32,10 +37,6 @@ class Edits(Feature):
         ]
         first_B, self.most_B, self.last_B = send(torch.tensor(facts).T.contiguous(), rows.device)
         self.ours_BL = rows.inside_BL & (rows.positions_BL >= first_B.unsqueeze(1))
-
-    @classmethod
-    def of(cls, rows: "BatchState") -> Self | None:
-        return cls(rows) if any(s.policy.decoder.edits for s in rows.sequences) else None
 
     def show(self, rows: "BatchState", block: Block) -> Block:
         editable_BL = self.ours_BL & ~rows.masked_BL & ~rows.done_B.unsqueeze(1)

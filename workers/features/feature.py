@@ -12,14 +12,19 @@ import torch
 from torch import Tensor
 
 from diffray.components.backend import send
+from diffray.components.batch import Batch
 from diffray.components.block import Block, Proposal
 from diffray.components.copies import Copy
+from diffray.components.logits import Logits
 from diffray.components.sequence import Sequence
+from diffray.kernels.credit import Credits
 from diffray.workers.outcome import Outcome
 from diffray.workers.slots import Slots
 
 if TYPE_CHECKING:
+    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
+    from diffray.workers.request_rows import HeadPlan
 
 
 class Row(NamedTuple):
@@ -63,15 +68,37 @@ class Acceptance:
     masked_BL: Tensor  # before the step
 
 
+class Head(NamedTuple):
+    """The head's outcome in a step, where logits are stored."""
+
+    hidden_TH: Tensor  # of all tokens
+    logits: Logits
+    plan: "HeadPlan"
+    done_B: Tensor  # rows that were done before
+    step: int  # of the round
+
+
 class Feature:
     """The rows of a batch that use a feature; each hook's default does nothing."""
 
     fused: ClassVar[bool] = False  # whether one kernel may end a step with these rows
+    replayed: ClassVar[bool] = True  # whether recorded steps compute what it needs
+    credits: Credits | None = None  # what it adds to logits
 
     @classmethod
-    def of(cls, rows: "BatchState") -> Self | None:
-        """Return the feature for these rows, before their canvases are read; None if unused."""
+    def of(cls, plan: "BatchPlan") -> Self | None:
+        """Return the feature for a plan's sequences; None if none uses it."""
         raise NotImplementedError
+
+    def inputs(self, plan: "BatchPlan", x_TH: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
+        """Change what the model reads."""
+        return x_TH, batch
+
+    def begin(self, rows: "BatchState") -> None:
+        """Make tensors for the rows, whose canvases have not been read yet."""
+
+    def read(self, plan: "BatchPlan", head: "Head") -> None:
+        """Read the logits of the head's rows."""
 
     def show(self, rows: "BatchState", block: Block) -> Block:
         """Change what decoders see."""

@@ -11,28 +11,28 @@ from diffray.components.backend import send
 from diffray.workers.features.feature import Acceptance, Feature
 
 if TYPE_CHECKING:
+    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
 
 
 class Guidance(Feature):
     """The cells of the copies where the rows' blocks are repeated."""
 
-    def __init__(self, rows: "BatchState", facts: list[tuple[int, int, int]]) -> None:
-        facts_G3 = send(torch.tensor(facts), rows.device)
-        self.rows_G, base_G, given_G = facts_G3.unbind(1)
-        positions_GL = rows.positions_BL[self.rows_G]
-        ours_GL = rows.inside_BL[self.rows_G] & (positions_GL >= given_G.unsqueeze(1))
-        cells_GL = base_G.unsqueeze(1) + positions_GL
-        self.cells_GL = torch.where(ours_GL, cells_GL, rows.slots.trash)
-
     @classmethod
-    def of(cls, rows: "BatchState") -> Self | None:
+    def of(cls, plan: "BatchPlan") -> Self | None:
+        return cls() if any(s.uncond is not None for s in plan.sequences) else None
+
+    def begin(self, rows: "BatchState") -> None:
         facts = [
             (b, s.uncond.slot * rows.slots.length, s.prompt_len)
             for b, s in enumerate(rows.sequences)
             if s.uncond is not None
         ]
-        return cls(rows, facts) if facts else None
+        self.rows_G, base_G, given_G = send(torch.tensor(facts), rows.device).unbind(1)
+        positions_GL = rows.positions_BL[self.rows_G]
+        ours_GL = rows.inside_BL[self.rows_G] & (positions_GL >= given_G.unsqueeze(1))
+        cells_GL = base_G.unsqueeze(1) + positions_GL
+        self.cells_GL = torch.where(ours_GL, cells_GL, rows.slots.trash)
 
     def written(self, rows: "BatchState", step: Acceptance) -> None:
         rows.put(rows.slots.ids_SN, rows.ids_BL[self.rows_G], self.cells_GL)

@@ -11,13 +11,18 @@ from diffray.components.backend import send
 from diffray.workers.features.feature import Acceptance, Feature
 
 if TYPE_CHECKING:
+    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
 
 
 class Measuring(Feature):
     """The end token of each row that is measured."""
 
-    def __init__(self, rows: "BatchState") -> None:
+    @classmethod
+    def of(cls, plan: "BatchPlan") -> Self | None:
+        return cls() if any(s.measures for s in plan.sequences) else None
+
+    def begin(self, rows: "BatchState") -> None:
         ends = [
             -1 if row.draft or s.pins is None or not s.measures else s.pins.canvas.end_id
             for row in rows.rows
@@ -26,10 +31,6 @@ class Measuring(Feature):
         whole = [row.sequence.policy.decoder.whole_slots for row in rows.rows]
         self.end_B1 = send(torch.tensor(ends), rows.device).unsqueeze(1)
         self.whole_B1 = send(torch.tensor(whole), rows.device).unsqueeze(1)
-
-    @classmethod
-    def of(cls, rows: "BatchState") -> Self | None:
-        return cls(rows) if any(s.measures for s in rows.sequences) else None
 
     def accept(self, rows: "BatchState", step: Acceptance) -> None:
         """Accept unused positions; in rows that have any, only decoders of whole slots add more."""

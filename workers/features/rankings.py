@@ -14,6 +14,7 @@ from diffray.workers.features.feature import Acceptance, Feature
 from diffray.workers.outcome import Outcome
 
 if TYPE_CHECKING:
+    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
 
 
@@ -22,8 +23,10 @@ class Rankings(Feature):
 
     fused = True
 
-    def __init__(self, rows: "BatchState", asking: list[int]) -> None:
-        self.sequences, self.asking = rows.sequences, asking
+    def __init__(self, plan: "BatchPlan", asking: list[int]) -> None:
+        self.sequences, self.asking = plan.sequences, asking
+
+    def begin(self, rows: "BatchState") -> None:
         sequences, length, device = rows.sequences, rows.length, rows.device
         most = max(s.params.top_logprobs for s in sequences)
         shape = (len(sequences), length, most)
@@ -35,9 +38,9 @@ class Rankings(Feature):
                 self.ids_BLK[b, :n, :k], self.logprobs_BLK[b, :n, :k] = before
 
     @classmethod
-    def of(cls, rows: "BatchState") -> Self | None:
-        asking = [b for b, s in enumerate(rows.sequences) if s.params.top_logprobs]
-        return cls(rows, asking) if asking else None
+    def of(cls, plan: "BatchPlan") -> Self | None:
+        asking = [b for b, s in enumerate(plan.sequences) if s.params.top_logprobs]
+        return cls(plan, asking) if asking else None
 
     def written(self, rows: "BatchState", step: Acceptance) -> None:
         """Store the rankings of the accepted positions."""

@@ -16,13 +16,18 @@ from diffray.kernels import noise
 from diffray.workers.features.feature import Acceptance, Feature
 
 if TYPE_CHECKING:
+    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
 
 
 class Renoising(Feature):
     """The rows' best tokens so far; `BatchState.steps_BL` says when each last changed."""
 
-    def __init__(self, rows: "BatchState") -> None:
+    @classmethod
+    def of(cls, plan: "BatchPlan") -> Self | None:
+        return cls() if any(s.policy.iteration.renoises for s in plan.sequences) else None
+
+    def begin(self, rows: "BatchState") -> None:
         self.slots = slots = rows.slots
         facts, limits = [], []
         for b, s in enumerate(rows.sequences):
@@ -40,10 +45,6 @@ class Renoising(Feature):
         self.positions_GL = positions_GL.minimum(stop_G.unsqueeze(1) - 1)
         self.cells_GL = (base_G.unsqueeze(1) + positions_GL).where(inside_GL, slots.trash)
         self.best_GL = slots.ids_SN.view(-1)[self.cells_GL]
-
-    @classmethod
-    def of(cls, rows: "BatchState") -> Self | None:
-        return cls(rows) if any(s.policy.iteration.renoises for s in rows.sequences) else None
 
     def accept(self, rows: "BatchState", step: Acceptance) -> None:
         """Show the next canvas; propose the best tokens, and accept them in rows that end."""

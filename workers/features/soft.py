@@ -1,16 +1,82 @@
-"""Soft diffusion: masks show what the model expects there (`BatchPlan` reads and stores it)."""
+"""Soft diffusion: masked inputs show what the model expects there.
 
+Letters: T packed tokens, H hidden size, E soft positions, I of them in blocks, O outside, V this
+rank's vocabulary.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from diffray.workers.features.feature import Feature
+import torch
+from torch import Tensor
+
+from diffray.components.backend import send
+from diffray.components.batch import Batch
+from diffray.components.logits import Logits
+from diffray.workers.features.feature import Feature, Head
 
 if TYPE_CHECKING:
-    from diffray.workers.batch_state import BatchState
+    from diffray.workers.batch_plan import BatchPlan
+    from diffray.workers.request_rows import Softened
+
+_ROWS = 256  # whose probabilities over the vocabulary are in memory at a time
 
 
 class Soft(Feature):
-    """Rows with soft inputs; they need logits, so no kernel ends their steps."""
+    """Rows with soft inputs, which a recorded step would not read."""
+
+    replayed = False
 
     @classmethod
-    def of(cls, rows: "BatchState") -> Self | None:
-        return cls() if any(s.policy.iteration.soft for s in rows.sequences) else None
+    def of(cls, plan: "BatchPlan") -> Self | None:
+        if not any(s.policy.iteration.soft for s in plan.sequences):
+            return None
+        for s in plan.sequences:
+            if s.policy.iteration.renoises and s.step == 0:
+                plan.slots.soft.enter(s.slot, *s.soft_span)
+        return cls()
+
+    def inputs(self, plan: "BatchPlan", x_TH: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
+        if batch.masked_T1 is None:
+            batch = replace(batch, masked_T1=plan.masked_of(batch))
+        soft_TH = plan.slots.soft.read(batch.cells_T, x_TH)
+        return plan.model.soften(x_TH, soft_TH, batch), batch
+
+    def read(self, plan: "BatchPlan", head: Head) -> None:
+        """Store the expected embeddings at masked positions, weighted for this step."""
+        soft = head.plan.soft
+        if soft is None:
+            return
+        weights = [
+            s.policy.iteration.weight(s.steps_before + s.step + head.step) for s in plan.sequences
+        ]
+        # Only renoising averages over the distributions that tokens are drawn from.
+        warmths = [
+            s.temperature(s.step + head.step) if s.policy.iteration.renoises else 1.0
+            for s in plan.sequences
+        ]
+        cells_E, row_E = soft.cells_E, soft.sequences_E
+        warm_E = send(torch.tensor(warmths), plan.device)[row_E]
+        expected_EH = torch.cat(list(self._expectations(plan, head, soft, warm_E)))
+        weight_B = send(torch.tensor(weights, dtype=expected_EH.dtype), plan.device)
+        active_E1 = ~head.done_B[row_E].unsqueeze(1)
+        plan.slots.soft.write(cells_E, active_E1, expected_EH * weight_B[row_E].unsqueeze(1))
+
+    def _expectations(
+        self, plan: "BatchPlan", head: Head, soft: "Softened", warm_E: Tensor
+    ) -> Iterator[Tensor]:
+        """Yield expected embeddings of some rows at a time, as there may be a whole canvas."""
+        warm_I, warm_O = warm_E.split([len(soft.rows_I), len(soft.tokens_O)])
+        for rows, warm in zip(soft.rows_I.split(_ROWS), warm_I.split(_ROWS), strict=True):
+            values_EV = head.logits.values_RV.index_select(0, rows)
+            yield self._expectation(plan, values_EV, warm)
+        for at, warm in zip(soft.tokens_O.split(_ROWS), warm_O.split(_ROWS), strict=True):
+            values_EV = plan.model.head(head.hidden_TH.index_select(0, at))
+            yield self._expectation(plan, values_EV, warm)
+
+    def _expectation(self, plan: "BatchPlan", values_EV: Tensor, warm_E: Tensor) -> Tensor:
+        values_EV = values_EV / warm_E.unsqueeze(1).to(values_EV)
+        logits = Logits(values_EV, plan.model.spec.vocab_start, plan.mesh)
+        logits.values_RV.sub_(logits.logsumexp().unsqueeze(1)).exp_()
+        return plan.model.expected_embedding(logits.values_RV)

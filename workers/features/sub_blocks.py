@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 import torch
-from torch import Tensor
 
 from diffray.components.backend import send
 from diffray.components.block import Block
 from diffray.workers.features.feature import Feature
 
 if TYPE_CHECKING:
+    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
 
 
@@ -25,16 +25,15 @@ class SubBlocks(Feature):
 
     fused = True
 
-    def __init__(self, number_BL: Tensor) -> None:
-        self.number_BL = number_BL
-
     @classmethod
-    def of(cls, rows: "BatchState") -> Self | None:
+    def of(cls, plan: "BatchPlan") -> Self | None:
+        used = any(s.policy.iteration.sub_block() for s in plan.sequences)
+        return cls() if used else None
+
+    def begin(self, rows: "BatchState") -> None:
         sizes = [row.sequence.policy.iteration.sub_block() for row in rows.rows]
-        if not any(sizes):
-            return None
         size_B = send(torch.tensor([size or rows.length for size in sizes]), rows.device)
-        return cls(torch.arange(rows.length, device=rows.device) // size_B.unsqueeze(1))
+        self.number_BL = torch.arange(rows.length, device=rows.device) // size_B.unsqueeze(1)
 
     def show(self, rows: "BatchState", block: Block) -> Block:
         masked_BL = block.masked_BL

@@ -17,8 +17,15 @@ from diffray.components.caches.none import NoCache
 from diffray.components.caches.prefix import Prefix
 from diffray.components.caches.sub_block import SubBlock
 from diffray.components.caches.vicinity import Vicinity
-from diffray.components.config import InvalidField, OrKind, PolicyPart
-from diffray.components.copies import check_policy
+from diffray.components.compatibility import (
+    Asked,
+    check_canvas,
+    check_model,
+    check_pairs,
+    check_together,
+    grown_by,
+)
+from diffray.components.config import OrKind, PolicyPart
 from diffray.components.decoder import Decoder
 from diffray.components.decoders.budget_threshold import BudgetThreshold
 from diffray.components.decoders.credit import Credit
@@ -43,13 +50,6 @@ from diffray.components.iterations import (
     SubBlocks,
 )
 from diffray.components.model_spec import ModelSpec
-from diffray.components.policy_checks import (
-    check_attention,
-    check_pinned,
-    check_together,
-    grown_by,
-)
-from diffray.components.renoising import check_parts
 from diffray.components.speculation import Verify
 
 AnyIteration = Annotated[
@@ -215,28 +215,9 @@ class Policy:
         if pinned and params.block_length is None:
             length = pinned + (causal_length - 1 if causal else 0)  # it may start in such a block
         plain = "block_diffusion" if causal else "blockwise"
-        if params.canvas == "pinned":
-            check_pinned(iteration, decoder, plain)
-        check_parts(iteration, decoder, plain, encodes=spec.encodes)
-        check_attention(iteration, cache, causal=causal)
-        if params.canvas != "pinned" and decoder.whole_slots:
-            raise InvalidField(
-                f"decoder {decoder.kind!r} decides the fields of a pinned canvas; add canvas: "
-                "'pinned', or use another",
-                "diffusion.decoder",
-            )
+        check_canvas(params, iteration, decoder, plain)
+        check_model(iteration, decoder, cache, plain, spec)
         check_together(iteration, decoder, cache, length)
-        if iteration.soft and params.cfg_scale > 0:
-            raise InvalidField(
-                f"cfg_scale does not go with iteration {iteration.kind!r}; "
-                + ("leave it out" if iteration.renoises else f"use {plain!r}"),
-                "diffusion.cfg_scale",
-            )
-        if params.canvas != "pinned" and params.slot_length is not None:
-            raise InvalidField(
-                "slot_length is about the fields of a pinned canvas; add canvas: 'pinned'",
-                "diffusion.slot_length",
-            )
         policy = Policy(
             length,
             causal_length,
@@ -248,7 +229,7 @@ class Policy:
             0 if suffix else grown_by(params, decoder, spec),
             fixed=params.canvas == "fixed" and not causal,
         )
-        check_policy(policy)
+        check_pairs(Asked(policy))
         return policy
 
     def options(self) -> dict[str, object]:

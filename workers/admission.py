@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from diffray.components.compatibility import Asked, check_pairs
 from diffray.components.config import InvalidField
-from diffray.components.copies import check_request as check_copies
 from diffray.components.grammar.automaton import UNREACHABLE, Automaton
 from diffray.components.grammar.bad_words import avoiding, restricted
 from diffray.components.grammar.canvas import Canvas
@@ -15,7 +15,6 @@ from diffray.components.lora import LoRA
 from diffray.components.params import SamplingParams
 from diffray.components.pins import Pins
 from diffray.components.policy import Policy
-from diffray.components.renoising import check_request as check_renoising
 from diffray.components.sequence import Sequence
 from diffray.kernels.noise import derived_seed
 from diffray.workers.limits import Limits
@@ -124,10 +123,9 @@ def check(request: Request, limits: Limits) -> Sequence:
     _check_ids(request, limits)
     sequence = _sequence(request, limits)
     _check_choice(sequence, limits)
+    automaton = sequence.automaton is not None
+    check_pairs(Asked(sequence.policy, params, bool(request.suffix), automaton))
     _check_order(sequence)
-    check_copies(sequence)
-    if sequence.policy.iteration.renoises:
-        check_renoising(sequence)
     if request.grammar:
         _check_grammar(sequence)
     grows = sequence.policy.canvas_length > 0
@@ -207,13 +205,6 @@ def _canvas(request: Request, limits: Limits) -> Canvas | None:
             "choice",
             "diffusion.canvas",
         )
-    for name, given, what in (
-        ("suffix", request.suffix, "a suffix does"),
-        ("bad_words", params.bad_token_sequences, "bad_words of several tokens do"),
-        ("no_repeat_ngram_size", params.no_repeat_ngram_size, "no_repeat_ngram_size does"),
-    ):
-        if given:
-            raise InvalidField(f"{what} not go with diffusion.canvas 'pinned'; use another", name)
     return Canvas.from_bytes(request.grammar, _banned(request, limits, limits.eos_token_ids))
 
 

@@ -5,7 +5,6 @@ here, I intermediate size here (F = 2I: up rows, then gate rows), K experts of a
 """
 
 from collections.abc import Collection
-from functools import partial
 from typing import ClassVar, Protocol
 
 import torch
@@ -18,12 +17,7 @@ from diffray.components.low_rank import Adapted
 from diffray.components.mesh import Mesh
 from diffray.components.weight import Weight
 from diffray.kernels.choose import Kernels
-from diffray.kernels.experts import Activation, experts_forward, run_experts
-from diffray.kernels.quantized import (
-    float8_experts_forward,
-    kept_experts_forward,
-    quantized_experts_forward,
-)
+from diffray.kernels.experts import Activation, ExpertWeights, run_experts
 from diffray.kernels.router import Routing
 
 
@@ -91,12 +85,6 @@ class Experts(nn.Module):
         super().__init__()
         alone = Mesh()
         self.hidden, self.kernels, self.activation = hidden, kernels, activation
-        if activation is not silu:  # the only activation that other kernels support
-            self.kernels = kernels._replace(
-                experts_forward=partial(experts_forward, activation=activation),
-                quantized_experts_forward=partial(quantized_experts_forward, activation=activation),
-                float8_experts_forward=partial(float8_experts_forward, activation=activation),
-            )
         self.experts = cut(mesh if mesh.expert_parallel else alone, num_experts, "the experts")
         self.width = cut(
             alone if mesh.expert_parallel else mesh, intermediate, "the experts' intermediate size"
@@ -107,10 +95,8 @@ class Experts(nn.Module):
         self.w2 = Weight("experts", num_here, hidden, width, dtype=dtype)
 
     @property
-    def _has_kernel(self) -> bool:
-        """Whether kernels can read both weights, plain or in bytes, with inputs not rounded."""
-        forms = [weight.format for weight in (self.w31, self.w2) if weight.format is not None]
-        return all(form.in_bytes and not form.rounds_inputs for form in forms)
+    def weights(self) -> ExpertWeights:
+        return ExpertWeights(self.w31.stored, self.w2.stored, self.activation)
 
     @property
     def _adapted(self) -> list[Adapted]:
@@ -121,10 +107,10 @@ class Experts(nn.Module):
     def forward(self, x_TH: Tensor, routing: Routing) -> Tensor:
         own, adapted = routing.of(self.experts.start, self.experts.stop), self._adapted
         if not adapted:
-            return self._plain(x_TH, own)
+            return self.kernels.experts(x_TH, self.weights, own)
         # Rows without an adapter stay the same, bit for bit; without such rows, skip this pass.
         some = sum(len(tokens_A) for _, tokens_A in adapted) < len(x_TH)
-        out_TH = self._plain(x_TH, own) if some else torch.empty_like(x_TH)
+        out_TH = self.kernels.experts(x_TH, self.weights, own) if some else torch.empty_like(x_TH)
         for lora, tokens_A in adapted:
             chosen = own.ids_TK[tokens_A], own.weights_TK[tokens_A]
             out_TH.index_copy_(0, tokens_A, self._with(lora, x_TH[tokens_A], *chosen))
@@ -141,23 +127,6 @@ class Experts(nn.Module):
 
         return run_experts(x_AH, one, len(self.w2.stored), ids_AK, weights_AK)
 
-    def _plain(self, x_TH: Tensor, own: Routing) -> Tensor:
-        ids_TK, weights_TK = own.ids_TK, own.weights_TK
-        if self.w31.format is None and self.w2.format is None:
-            run = self.kernels.experts_forward
-            return run(x_TH, self.w31.plain, self.w2.plain, ids_TK, weights_TK, own.pairs)
-        if self._has_kernel:
-            experts = *_in_bytes(self.w31), *_in_bytes(self.w2)
-            run_bytes = self.kernels.quantized_experts_forward
-            return run_bytes(x_TH, *experts, ids_TK, weights_TK, own.pairs)
-        if all(w.format is not None and w.format.rounds_inputs for w in (self.w31, self.w2)):
-            (w31, w2), chosen = (self.w31.kept, self.w2.kept), (ids_TK, weights_TK, own.pairs)
-            scales = w31.scale_EOG.squeeze(2), w2.scale_EOG.squeeze(2)
-            run_rounded = self.kernels.float8_experts_forward
-            return run_rounded(x_TH, w31.values_EOI, scales[0], w2.values_EOI, scales[1], *chosen)
-        kept = self.w31.stored, self.w2.stored
-        return kept_experts_forward(x_TH, *kept, ids_TK, weights_TK, self.activation)
-
     def add_norm(
         self,
         x_TH: Tensor,
@@ -167,14 +136,12 @@ class Experts(nn.Module):
         norm: Norm,
     ) -> tuple[Tensor, Tensor]:
         """Return the sum of the output, a shared expert's and the residual, and its norm."""
-        if not self._has_kernel or self._adapted:
+        if self._adapted:
             out_TH = self(x_TH, routing)
             out_TH = out_TH if shared_TH is None else out_TH + shared_TH
             return norm(out_TH, residual_TH)  # type: ignore[no-any-return]
-        experts = *_in_bytes(self.w31), *_in_bytes(self.w2)
-        chosen = routing.ids_TK, routing.weights_TK, routing.pairs
         added = shared_TH, residual_TH, norm.weight, norm.eps
-        return self.kernels.experts_add_norm(x_TH, *experts, *chosen, *added)
+        return self.kernels.experts_add_norm(x_TH, self.weights, routing, *added)
 
     def parts(self, prefix: str, names: Collection[str]) -> Parts:
         """Return the parts in the layout indicated by the checkpoint's names.
@@ -236,10 +203,3 @@ class Experts(nn.Module):
             parts[f"{name}.up_proj.weight"] = Part(wide, up, weight=self.w31)
             parts[f"{name}.down_proj.weight"] = Part(tall, down, weight=self.w2)
         return parts
-
-
-def _in_bytes(weight: Weight) -> tuple[Tensor, Tensor | None]:
-    """Return a weight as kernels read it: plain, or bytes with a scale per row [E, O]."""
-    if weight.format is None:
-        return weight.plain, None
-    return weight.kept.values_EOI, weight.kept.scale_EOG.squeeze(2)

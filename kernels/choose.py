@@ -27,10 +27,11 @@ from diffray.kernels import (
 )
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.experts import ExpertWeights
 from diffray.kernels.kernel import Kernel, Run
 from diffray.kernels.quantize import Quantized
 from diffray.kernels.quantized_kv import QuantizedKV
-from diffray.kernels.router import Pairs, Routing
+from diffray.kernels.router import Routing
 from diffray.kernels.windows import PagedWindows, Windows
 
 OPTIONS: Final = ("auto", "torch", "triton")
@@ -50,13 +51,7 @@ class Kernels(NamedTuple):
     quantized_attend: Callable[[Tensor, QKRotary, QuantizedKV, Tensor, Windows], Tensor]
     softmax_router: Callable[[Tensor, Tensor, Tensor | None, int], Routing]
     grouped_sigmoid_router: Callable[..., Routing]
-    experts_forward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Pairs | None], Tensor]
-    quantized_experts_forward: Callable[
-        [Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor, Tensor, Pairs | None], Tensor
-    ]
-    float8_experts_forward: Callable[
-        [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Pairs | None], Tensor
-    ]
+    experts: Callable[[Tensor, ExpertWeights, Routing], Tensor]
     experts_add_norm: Callable[..., tuple[Tensor, Tensor]]
     confidence: Callable[[Tensor, Tensor, int, int, Tensor, Draw | None], Confidence]
     # Not called by models: credit, the end of a step, and the halves of `attend`.
@@ -77,10 +72,8 @@ TORCH: Final = Kernels(
     quantized_kv.quantized_attend,
     router.softmax_router,
     router.grouped_sigmoid_router,
-    experts.experts_forward,
-    quantized.quantized_experts_forward,
-    quantized.float8_experts_forward,
-    quantized.experts_add_norm,
+    experts.experts,
+    experts.experts_add_norm,
     confidence.confidence,
     credit.reward,
     acceptance.settle,

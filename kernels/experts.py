@@ -6,43 +6,80 @@ rows, then gate rows), K experts of a token, S token-expert pairs (T * K), P pai
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm, silu
 
-from diffray.kernels.linear import LITTLE, linear
-from diffray.kernels.router import Pairs
+from diffray.kernels.linear import LITTLE
+from diffray.kernels.norm import add_norm
+from diffray.kernels.quantize import Quantized, dequantize
+from diffray.kernels.quantized import Kept, kept_linear
+from diffray.kernels.router import Routing
 
 Activation = Callable[[Tensor], Tensor]
 Multiply = Callable[[int, Tensor], Tensor]  # takes an expert's number and its rows
 
 
-def experts_forward(
-    x_TH: Tensor,
-    w31_EFH: Tensor,
-    w2_EHI: Tensor,
-    ids_TK: Tensor,
-    weights_TK: Tensor,
-    _pairs: Pairs | None = None,
-    activation: Activation = silu,
-) -> Tensor:
+class ExpertWeights(NamedTuple):
+    """The matrices of all experts here, each plain or quantized, and what is between them."""
+
+    w31_EFH: Kept
+    w2_EHI: Kept
+    activation: Activation = silu
+
+    @property
+    def quantized(self) -> list[Quantized]:
+        return [w for w in (self.w31_EFH, self.w2_EHI) if isinstance(w, Quantized)]
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether rows that a matrix multiplies are rounded too."""
+        return any(w.format.rounds_inputs for w in self.quantized)
+
+
+def experts(x_TH: Tensor, weights: ExpertWeights, routing: Routing) -> Tensor:
     """Return each token's weighted sum over its experts [T, H].
 
     Ids outside [0, E) name experts of other ranks and add nothing. Pairs are sorted by expert once,
     so each expert is read once and works on one contiguous slice; a router's lists are not needed.
+    Of quantized matrices a CPU widens only those of chosen experts, one at a time. A GPU widens all
+    of them, so that the host need not wait for the choice; it does wait if inputs are rounded.
     """
+    w31_EFH, w2_EHI, activation = weights
+    if x_TH.is_cuda and not weights.rounds_inputs:
+        w31_EFH, w2_EHI = (
+            dequantize(w, x_TH.dtype) if isinstance(w, Quantized) else w for w in (w31_EFH, w2_EHI)
+        )
 
     def run(x_SH: Tensor, ends_E: Tensor) -> Tensor:
-        if _suits_grouped(x_SH, w31_EFH, w2_EHI):
-            return _grouped(x_SH, w31_EFH, w2_EHI, ends_E, activation)
+        match w31_EFH, w2_EHI:
+            case Tensor() as w31, Tensor() as w2 if _suits_grouped(x_SH, w31, w2):
+                return _grouped(x_SH, w31, w2, ends_E, activation)
         return _one_by_one(x_SH, multiply, ends_E)
 
     def multiply(expert: int, x_PH: Tensor) -> Tensor:
-        up_PI, gate_PI = linear(x_PH, w31_EFH[expert]).chunk(2, dim=-1)
-        return linear(activation(gate_PI).mul_(up_PI), w2_EHI[expert])
+        up_PI, gate_PI = kept_linear(x_PH, w31_EFH[expert]).chunk(2, dim=-1)
+        return kept_linear(activation(gate_PI).mul_(up_PI), w2_EHI[expert])
 
-    return _routed(x_TH, run, len(w2_EHI), ids_TK, weights_TK)
+    return _routed(x_TH, run, len(w2_EHI), routing.ids_TK, routing.weights_TK)
+
+
+def experts_add_norm(
+    x_TH: Tensor,
+    weights: ExpertWeights,
+    routing: Routing,
+    shared_TH: Tensor | None,
+    residual_TH: Tensor,
+    norm_H: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Return `add_norm` of the experts' output plus that of a shared expert, if there is one."""
+    out_TH = experts(x_TH, weights, routing)
+    if shared_TH is not None:
+        out_TH = out_TH + shared_TH
+    return add_norm(out_TH, residual_TH, norm_H, eps)
 
 
 def run_experts(

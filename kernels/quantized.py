@@ -1,7 +1,6 @@
-"""Products with quantized matrices, and experts whose matrices are quantized.
+"""Products with quantized matrices.
 
-Letters: T packed tokens, H hidden size, I input columns, O output rows, E experts here, F = twice
-the experts' intermediate size, K experts of a token, P pairs of one expert.
+Letters: T packed tokens, I input columns, O output rows, E experts here.
 """
 
 from functools import cache
@@ -10,12 +9,8 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.functional import silu
 
-from diffray.kernels.experts import Activation, experts_forward, run_experts
-from diffray.kernels.formats import FORMATS
 from diffray.kernels.linear import linear, pad_rows
-from diffray.kernels.norm import add_norm
 from diffray.kernels.quantize import (
     Quantized,
     dequantize,
@@ -23,7 +18,6 @@ from diffray.kernels.quantize import (
     quantize_rows,
     round_rows,
 )
-from diffray.kernels.router import Pairs
 
 Kept = Tensor | Quantized
 
@@ -180,99 +174,6 @@ def _int_mm_on_gpu(x_TI: Tensor, w_OI: Tensor) -> Tensor:
     return torch._int_mm(x_TI, w_OI.t())[:rows, :outputs]
 
 
-def kept_experts_forward(
-    x_TH: Tensor,
-    w31_EFH: Kept,
-    w2_EHI: Kept,
-    ids_TK: Tensor,
-    weights_TK: Tensor,
-    activation: Activation = silu,
-) -> Tensor:
-    """Return `experts_forward` for weights that may be quantized, in any format.
-
-    A CPU widens only the matrices of chosen experts, one at a time. A GPU widens all of them, so
-    that the host need not wait for the choice; it does wait if the format rounds inputs.
-    """
-    rounds = any(isinstance(w, Quantized) and w.format.rounds_inputs for w in (w31_EFH, w2_EHI))
-    if x_TH.is_cuda and not rounds:
-        w31, w2 = (
-            dequantize(w, x_TH.dtype) if isinstance(w, Quantized) else w for w in (w31_EFH, w2_EHI)
-        )
-        return experts_forward(x_TH, w31, w2, ids_TK, weights_TK, activation=activation)
-
-    def one(expert: int, x_PH: Tensor) -> Tensor:
-        up_PI, gate_PI = kept_linear(x_PH, w31_EFH[expert]).chunk(2, dim=-1)
-        return kept_linear(activation(gate_PI).mul_(up_PI), w2_EHI[expert])
-
-    return run_experts(x_TH, one, len(w2_EHI), ids_TK, weights_TK)
-
-
 def kept_linear(x_TI: Tensor, w_OI: Kept) -> Tensor:
     """Return x @ w.T for a matrix that may be quantized."""
     return quantized_linear(x_TI, w_OI) if isinstance(w_OI, Quantized) else linear(x_TI, w_OI)
-
-
-def quantized_experts_forward(
-    x_TH: Tensor,
-    w31_EFH: Tensor,
-    scale31_EF: Tensor | None,
-    w2_EHI: Tensor,
-    scale2_EH: Tensor | None,
-    ids_TK: Tensor,
-    weights_TK: Tensor,
-    pairs: Pairs | None = None,
-    activation: Activation = silu,
-) -> Tensor:
-    """Return `experts_forward` for weights that are in int8 or float8 if they have scales."""
-    if scale31_EF is None and scale2_EH is None:
-        return experts_forward(x_TH, w31_EFH, w2_EHI, ids_TK, weights_TK, pairs, activation)
-    kept = _in_bytes(w31_EFH, scale31_EF), _in_bytes(w2_EHI, scale2_EH)
-    return kept_experts_forward(x_TH, *kept, ids_TK, weights_TK, activation)
-
-
-def float8_experts_forward(
-    x_TH: Tensor,
-    w31_EFH: Tensor,
-    scale31_EF: Tensor,
-    w2_EHI: Tensor,
-    scale2_EH: Tensor,
-    ids_TK: Tensor,
-    weights_TK: Tensor,
-    _pairs: Pairs | None = None,
-    activation: Activation = silu,
-) -> Tensor:
-    """Return the same for float8 weights that multiply rows rounded to float8."""
-    form = FORMATS["w8a8_fp8"]
-    w31 = Quantized(form, w31_EFH, scale31_EF.unsqueeze(-1), None)
-    w2 = Quantized(form, w2_EHI, scale2_EH.unsqueeze(-1), None)
-    return kept_experts_forward(x_TH, w31, w2, ids_TK, weights_TK, activation)
-
-
-def _in_bytes(values_EOI: Tensor, scale_EO: Tensor | None) -> Kept:
-    """Return matrices in int8 or float8 with a scale per row, or plain ones."""
-    if scale_EO is None:
-        return values_EOI
-    form = FORMATS["int8" if values_EOI.dtype == torch.int8 else "fp8"]
-    return Quantized(form, values_EOI, scale_EO.unsqueeze(-1), None)
-
-
-def experts_add_norm(
-    x_TH: Tensor,
-    w31_EFH: Tensor,
-    scale31_EF: Tensor | None,
-    w2_EHI: Tensor,
-    scale2_EH: Tensor | None,
-    ids_TK: Tensor,
-    weights_TK: Tensor,
-    pairs: Pairs | None,
-    shared_TH: Tensor | None,
-    residual_TH: Tensor,
-    norm_H: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
-    """Return `add_norm` of the experts' output plus that of a shared expert, if there is one."""
-    experts = w31_EFH, scale31_EF, w2_EHI, scale2_EH
-    out_TH = quantized_experts_forward(x_TH, *experts, ids_TK, weights_TK, pairs)
-    if shared_TH is not None:
-        out_TH = out_TH + shared_TH
-    return add_norm(out_TH, residual_TH, norm_H, eps)

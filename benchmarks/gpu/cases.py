@@ -21,13 +21,16 @@ from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.choose import Kernels
 from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.credit import Rewarding
+from diffray.kernels.experts import ExpertWeights
 from diffray.kernels.formats import FORMATS, KV_FORMATS, Format
 from diffray.kernels.quantize import quantize
 from diffray.kernels.quantized_kv import QuantizedKV, round_heads, widen_heads
 from diffray.kernels.rope import rope_tables
 from diffray.kernels.rope_scaling import Rope
+from diffray.kernels.router import Routing
 
 EPS = 1e-5
+EXPERT_FORMATS = {"": None, " int8": "int8", " float8": "fp8", " float8 rows": "w8a8_fp8"}
 PAGE_SIZE = 16  # the engine's
 
 Normal = Callable[..., Tensor]
@@ -173,40 +176,25 @@ def _expert_cases(shape: Shape, sparse: Sparse, work: Work, normal: Normal) -> I
     w31 = normal(sparse.experts, 2 * width, hidden, scale=hidden**-0.5)
     w2 = normal(sparse.experts, hidden, width, scale=width**-0.5)
     weights, ids = linear(x.float(), router).softmax(-1).topk(sparse.chosen)
-    yield Case(
-        "experts_forward",
-        lambda kernels: (kernels.experts_forward(x, w31, w2, ids, weights, None),),
-    )
+    routing = Routing(ids, weights)
     residual, norm = normal(tokens, hidden), normal(hidden)
-    yield Case(
-        "experts_add_norm",
-        lambda kernels: kernels.experts_add_norm(
-            x, w31, None, w2, None, ids, weights, None, None, residual, norm, EPS
-        ),
-    )
-    for name, kind in (("int8", "int8"), ("float8", "fp8")):
-        kept = [quantize(w, FORMATS[kind]) for w in (w31, w2)]
-        parts = [part for w in kept for part in (w.values_EOI, w.scale_EOG.squeeze(2))]
+    for name, kind in EXPERT_FORMATS.items():
+        one, two = (w if kind is None else quantize(w, FORMATS[kind]) for w in (w31, w2))
+        experts = ExpertWeights(one, two)
         yield Case(
-            f"quantized_experts_forward {name}",
-            lambda kernels, parts=parts: (  # type: ignore[misc]
-                kernels.quantized_experts_forward(x, *parts, ids, weights, None),
+            f"experts{name}",
+            lambda kernels, experts=experts: (  # type: ignore[misc]
+                kernels.experts(x, experts, routing),
             ),
+            rounds=experts.rounds_inputs,
         )
         yield Case(
-            f"experts_add_norm {name}",
-            lambda kernels, parts=parts: kernels.experts_add_norm(  # type: ignore[misc]
-                x, *parts, ids, weights, None, None, residual, norm, EPS
+            f"experts_add_norm{name}",
+            lambda kernels, experts=experts: kernels.experts_add_norm(  # type: ignore[misc]
+                x, experts, routing, None, residual, norm, EPS
             ),
+            rounds=experts.rounds_inputs,
         )
-    one, scale_one, two, scale_two = parts  # the last are float8
-    yield Case(
-        "float8_experts_forward",
-        lambda kernels: (
-            kernels.float8_experts_forward(x, one, scale_one, two, scale_two, ids, weights, None),
-        ),
-        rounds=True,
-    )
 
 
 def _head_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:

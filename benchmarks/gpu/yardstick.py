@@ -27,7 +27,9 @@ from benchmarks.gpu.measure import ceilings, graphed, median_s
 from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.shapes import ALL, Work
 from diffray.kernels.choose import TORCH, triton_kernels
+from diffray.kernels.experts import ExpertWeights
 from diffray.kernels.kernel import Run
+from diffray.kernels.router import Routing
 
 
 def main() -> None:
@@ -63,14 +65,12 @@ def timed(
 
     def noted(*given: Any) -> Any:
         inputs[:] = given
-        return TORCH.experts_forward(*given)
+        return TORCH.experts(*given)
 
     dtype = torch.bfloat16 if device == "cuda" else torch.float32  # as Triton's interpreter can
-    case = Which(shape, Work(1, tokens, tokens), dtype, "experts_forward").case(
-        torch.device(device)
-    )
-    expected = case.run(TORCH._replace(experts_forward=noted))[0].double()
-    _, w31, w2, ids, *_ = inputs
+    case = Which(shape, Work(1, tokens, tokens), dtype, "experts").case(torch.device(device))
+    expected = case.run(TORCH._replace(experts=noted))[0].double()
+    _, (w31, w2, _), (ids, *_) = inputs
     met, bytes_per_s = len(ids.unique()), ceilings().bytes_per_s
     floor_s = met * (w31[0].nbytes + w2[0].nbytes) / bytes_per_s
     runs, configs = _runs(args, whose, inputs), list[Row]()
@@ -96,13 +96,13 @@ def timed(
 def _runs(args: argparse.Namespace, whose: str, inputs: list[Any]) -> dict[str, Run]:
     """Return a project's configs by name; ours and torch's have one."""
     if whose in ("ours", "torch"):
-        return {whose: (triton_kernels() if whose == "ours" else TORCH).experts_forward}
+        return {whose: (triton_kernels() if whose == "ours" else TORCH).experts}
     sys.path.insert(0, str(args.folder))
     module = import_module(f"{whose}_experts")
     nearest = min(module.CONFIGS, key=lambda tokens: abs(tokens - len(inputs[0])))
 
-    def call(config: Any, *given: Any) -> Any:
-        return module.experts_forward(*given[:5], config)
+    def call(config: Any, x_TH: Any, weights: ExpertWeights, routing: Routing) -> Any:
+        return module.experts_forward(x_TH, *weights[:2], *routing[:2], config)
 
     return {name: partial(call, config) for name, config in module.CONFIGS[nearest].items()}
 

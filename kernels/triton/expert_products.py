@@ -13,7 +13,10 @@ import torch
 import triton
 from torch import Tensor
 
+from diffray.kernels.experts import ExpertWeights
 from diffray.kernels.kernel import Tile
+from diffray.kernels.quantize import Quantized
+from diffray.kernels.quantized import Kept
 from diffray.kernels.router import Pairs
 from diffray.kernels.triton.expert_tiles import _down, _gate_up
 from diffray.kernels.triton.float8_rows import round_rows
@@ -22,22 +25,18 @@ from diffray.kernels.triton.launch import overlapped
 
 def multiply_pairs(
     x_TH: Tensor,
-    w31_EFH: Tensor,
-    scale31_EF: Tensor | None,
-    w2_EHI: Tensor,
-    scale2_EH: Tensor | None,
+    weights: ExpertWeights,
     weights_TK: Tensor,
     pairs: Pairs,
     tile: Tile,
     *,
-    rounded: bool = False,
     pdl: bool = False,
 ) -> Tensor:
-    """Return each pair's weighted output [S, H]; those of other ranks' experts are undefined.
-
-    `rounded` rounds the activations between the products to float8 rows.
-    """
+    """Return each pair's weighted output [S, H]; those of other ranks' experts are undefined."""
+    w31_EFH, scale31_EF = _parts(weights.w31_EFH)
+    w2_EHI, scale2_EH = _parts(weights.w2_EHI)
     num_experts, hidden, width = w2_EHI.shape
+    x_TH = round_rows(x_TH, pdl=pdl) if weights.rounds_inputs else x_TH.contiguous()
     num_pairs = weights_TK.numel()
     # Row tiles of an expert run side by side; in sequence each would read its weights again.
     lanes = triton.cdiv(fullest(num_pairs / num_experts), tile.rows)
@@ -47,7 +46,7 @@ def multiply_pairs(
     mid_SI = torch.empty(num_pairs, width, dtype=kind, device=x_TH.device)
     launch = _launch(tile, pdl)
     _gate_up[(lanes * num_experts * triton.cdiv(width, tile.columns),)](
-        x_TH.contiguous(),
+        x_TH,
         w31_EFH,
         scale31_EF,
         mid_SI,
@@ -60,7 +59,7 @@ def multiply_pairs(
         SCALED=scale31_EF is not None,
         **launch,
     )
-    if rounded:
+    if weights.rounds_inputs:
         mid_SI = round_rows(mid_SI, pdl=pdl)
     part_SH = x_TH.new_empty(num_pairs, hidden)
     _down[(lanes * num_experts * triton.cdiv(hidden, tile.columns),)](
@@ -78,6 +77,11 @@ def multiply_pairs(
         **launch,
     )
     return part_SH
+
+
+def _parts(w: Kept) -> tuple[Tensor, Tensor | None]:
+    """Return plain numbers, or bytes with a scale per row [E, O]."""
+    return (w.values_EOI, w.scale_EOG.squeeze(2)) if isinstance(w, Quantized) else (w, None)
 
 
 def _launch(tile: Tile, pdl: bool) -> dict[str, Any]:

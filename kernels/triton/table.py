@@ -7,8 +7,7 @@ from diffray.kernels.triton.attention import ATTEND
 from diffray.kernels.triton.byte_product import QUANTIZED_LINEAR
 from diffray.kernels.triton.confidence import CONFIDENCE
 from diffray.kernels.triton.credit import REWARD
-from diffray.kernels.triton.experts import EXPERTS, EXPERTS_ADD_NORM, QUANTIZED_EXPERTS
-from diffray.kernels.triton.float8_experts import FLOAT8_EXPERTS
+from diffray.kernels.triton.experts import EXPERTS, EXPERTS_ADD_NORM
 from diffray.kernels.triton.norm import ADD_NORM, LINEAR_ADD_NORM, RMS_NORM
 from diffray.kernels.triton.quantized_kv import QUANTIZED_ATTEND
 from diffray.kernels.triton.router import GROUPED_SIGMOID_ROUTER, SOFTMAX_ROUTER
@@ -23,8 +22,6 @@ KERNELS: Final = (
     SOFTMAX_ROUTER,
     GROUPED_SIGMOID_ROUTER,
     EXPERTS,
-    QUANTIZED_EXPERTS,
-    FLOAT8_EXPERTS,
     EXPERTS_ADD_NORM,
     CONFIDENCE,
     REWARD,

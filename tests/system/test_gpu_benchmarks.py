@@ -445,10 +445,11 @@ def test_a_floor_is_by_bytes_for_few_tokens_and_by_operations_for_many() -> None
 
 
 STAND_IN = """
-from diffray.kernels.experts import experts_forward as right
+from diffray.kernels.experts import ExpertWeights, experts
+from diffray.kernels.router import Routing
 CONFIGS = {4: {"double": 2, "same": 1}, 400: {}}
 def experts_forward(x, w31, w2, ids, weights, config):
-    return config * right(x, w31, w2, ids, weights)
+    return config * experts(x, ExpertWeights(w31, w2), Routing(ids, weights))
 """
 
 

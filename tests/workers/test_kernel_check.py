@@ -97,7 +97,7 @@ def test_every_kernel_that_the_model_uses_is_called_at_every_size(name: str, ran
     calls = called(Sizes(config=CONFIGS[name], dtype="float32", ranks=ranks))
     routers = {name: {"softmax_router"} for name in ("llada_moe", "sdar_moe")}
     routers["llada2_moe"] = {"grouped_sigmoid_router"}
-    sparse = "experts_add_norm" if ranks == 1 else "experts_forward"
+    sparse = "experts_add_norm" if ranks == 1 else "experts"
     experts = {sparse} if name in routers else set()
     shared = {"rms_norm", "attend", "confidence", "reward", "settle"}
     if ranks == 1:
@@ -109,9 +109,7 @@ def test_every_kernel_that_the_model_uses_is_called_at_every_size(name: str, ran
     assert all(count >= (6 if kernel == "reward" else 8) for kernel, count in calls.items())
 
 
-@pytest.mark.parametrize(
-    ("ranks", "name"), [(1, "experts_add_norm"), (2, "quantized_experts_forward")]
-)
+@pytest.mark.parametrize(("ranks", "name"), [(1, "experts_add_norm"), (2, "experts")])
 def test_quantized_experts_are_checked_as_they_are_stored(ranks: int, name: str) -> None:
     sizes = Sizes(config=LLADA_MOE, dtype="float32", quantization="experts_int8", ranks=ranks)
     assert called(sizes)[name] >= 8

@@ -55,6 +55,20 @@ def test_an_answer_in_blocks_can_be_resumed_before_it_is_reported(model: ToyMode
         assert again.logprobs == pytest.approx(whole.logprobs)
 
 
+def test_rankings_are_those_of_the_request_alone_beside_a_longer_block() -> None:
+    params = SamplingParams(logprobs=True, top_logprobs=2, max_tokens=90)
+    long = Request(1, prompt_of(5), SamplingParams(max_tokens=64, diffusion={"block_length": 64}))
+    for number in range(6):
+        request = pinned(Request(0, prompt_of(5), params), number)
+        alone = whole_answer(BIDIRECTIONAL, request)
+        beside = updates_of(toy_engine(BIDIRECTIONAL), [request, long], 1)
+        (found,) = (update for update in beside if update.uid == 0)
+        assert found.ids == alone.ids and len(found.top_logprobs) == len(found.ids)
+        assert [[token for token, _ in top] for top in found.top_logprobs] == [
+            [token for token, _ in top] for top in alone.top_logprobs
+        ]
+
+
 def test_a_choice_s_options_share_all_probability() -> None:
     several = 0
     for model in (BIDIRECTIONAL, CAUSAL):

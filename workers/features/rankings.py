@@ -64,7 +64,8 @@ class Rankings(Feature):
         ids, logprobs = self.ids_BLK.cpu(), self.logprobs_BLK.cpu()
         for b in self.asking:
             k = self.sequences[b].params.top_logprobs
-            pairs = zip(ids[b, :, :k].tolist(), logprobs[b, :, :k].tolist(), strict=True)
+            n = len(outcomes[b].ids)
+            pairs = zip(ids[b, :n, :k].tolist(), logprobs[b, :n, :k].tolist(), strict=True)
             # Forbidden ids rank last, with probability 0; they are left out.
             top = [
                 [

@@ -1,4 +1,4 @@
-"""Which options go together, and with a model: a table of pairs, then what needs more words."""
+"""Which options go together, and which fit a model: a table of pairs, then longer reasons."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple

@@ -215,8 +215,8 @@ class Policy:
         if pinned and params.block_length is None:
             length = pinned + (causal_length - 1 if causal else 0)  # it may start in such a block
         plain = "block_diffusion" if causal else "blockwise"
-        check_canvas(params, iteration, decoder, plain)
         check_model(iteration, decoder, cache, plain, spec)
+        check_canvas(params, iteration, decoder, plain)
         check_together(iteration, decoder, cache, length)
         policy = Policy(
             length,

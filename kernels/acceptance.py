@@ -56,7 +56,7 @@ class Settling(NamedTuple):
     def made_up(rows: int, length: int, device: torch.device | str) -> "Settling":
         """Return rows of every rule, each with a block whose first half is final.
 
-        For trials and checks; the head has a row for each position.
+        For checks; the head has a row for each position.
         """
         cells_BL = torch.arange(rows * length, device=device).view(rows, length)
         number_B = torch.arange(rows, device=device)

@@ -83,7 +83,7 @@ class Rewarding(NamedTuple):
     ) -> "Rewarding":
         """Return rows in the middle of a block; every third gives no credit.
 
-        For trials and checks; the head has a row for each position.
+        For checks; the head has a row for each position.
         """
         cells_BL = torch.arange(rows * length, device=device).view(rows, length)
         gives_B = torch.arange(rows, device=device) % 3 < 2

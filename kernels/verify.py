@@ -1,7 +1,7 @@
 """Compares a kernel's Triton program with its torch reference on the same arguments."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from typing import Any
@@ -12,15 +12,30 @@ from torch import Tensor
 from diffray.kernels.kernel import Kernel
 
 
-def verified(kernel: Kernel, *args: Any, **options: Any) -> tuple[Any, str]:
+def verified(
+    kernel: Kernel,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    ran: Callable[[], None] = lambda: None,
+) -> tuple[Any, str]:
     """Return what the reference returns, and why the program must not run; empty if it may.
 
-    Raises whatever the program raises. The tensors that a call stores to are left as the reference
+    `ran` is called between the two. The tensors that a call stores to are left as the reference
     leaves them.
     """
-    with _restored(kernel, args, options) as stored, _nan_filled_memory():
-        got = [*tensors_of(kernel.program(*args, **options)), *(each.clone() for each in stored)]
+    got, why = list[Tensor](), ""
+    try:
+        with _restored(kernel, args, options) as stored, _nan_filled_memory():
+            got += tensors_of(kernel.program(*args, **options))
+            got += [each.clone() for each in stored]
+            if any(each.is_cuda for each in got):
+                torch.cuda.synchronize()  # so that its errors are raised here
+    except Exception as failure:  # whatever a kernel can raise
+        why = one_line(failure)
+    ran()
     out = kernel.reference(*args, **options)
+    if why:
+        return out, why
     expected = [*tensors_of(out), *kernel.written(*args, **options)]
     error, allowed = kernel.error(args, got, expected), kernel.allowed(*args, **options)
     if error <= allowed:  # NaN is not

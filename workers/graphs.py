@@ -43,8 +43,6 @@ from diffray.kernels.numeric_errors import share_of_rows_beyond
 from diffray.kernels.windows import Group, PagedWindows
 from diffray.workers.slots import Slots
 
-Replay = Callable[[], Any]
-
 _FEWEST_ROWS = 32  # rows of the head; fewer cost as much
 _OFF = 0.1  # share of rows that may differ where a library switches algorithms
 
@@ -194,16 +192,19 @@ class Recorded:
             _, *found = choose()  # not the ids, which may differ in near ties
             return [self._hidden_TH, *found[:4]]
 
+        def copied(tensors: list[Tensor]) -> list[Tensor]:
+            return [tensor.nan_to_num() for tensor in tensors]  # padding may overflow float16
+
         rows = self.bucket.tokens
         launched = outputs(self._run_forward, partial(self._run_choice, rows))
-        expected = [tensor.clone() for tensor in launched]
+        expected = copied(launched)
         replay = partial(outputs, self._forward, self._choose[rows])
         for tensor in replay():
             tensor.fill_(torch.nan)  # what an earlier replay computed must not remain
-        first = [tensor.clone() for tensor in replay()]
+        first = copied(replay())
         allowed = TOLERANCE[expected[0].dtype]
         off = max(map(partial(share_of_rows_beyond, allowed), first, expected))
-        if off > _OFF or not all(map(torch.equal, replay(), first)):
+        if off > _OFF or not all(map(torch.equal, copied(replay()), first)):
             windows, length = self.bucket
             return f"replays of {windows} x {length} positions differ from launched steps"
         return ""

@@ -18,7 +18,7 @@ from diffray.kernels import attention
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.kernel import Kernel, Tile
 from diffray.kernels.triton.attention_programs import _join_splits, _read_keys
-from diffray.kernels.triton.launch import overlapped
+from diffray.kernels.triton.launch import overlapped, staged
 from diffray.kernels.triton.rope import rotate_and_store
 from diffray.kernels.windows import PagedWindows, Windows
 
@@ -105,8 +105,7 @@ def paged_attention(
         KEYS=tile.columns,
         BLOCK=tile.depth,
         SPLIT=splits > 1,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **staged(tile),
         **_quantized_args(in_bits, windows),
         **overlapped(pdl),
     )

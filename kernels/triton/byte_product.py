@@ -17,7 +17,7 @@ from diffray.kernels import quantized
 from diffray.kernels.kernel import Kernel, Tile
 from diffray.kernels.quantize import Quantized
 from diffray.kernels.triton.float8_rows import float8_rows, round_rows
-from diffray.kernels.triton.launch import overlapped, prefetch_rows, wait_for_previous
+from diffray.kernels.triton.launch import overlapped, prefetch_rows, staged, wait_for_previous
 
 _PROGRAMS: Final = 128  # so that nearly all multiprocessors read
 _MOST_READ: Final = 64  # rows up to which the weights' bytes limit the product, not operations
@@ -69,8 +69,7 @@ def quantized_linear(
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         AHEAD=tile.depth if inputs % tile.depth == 0 else 1,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **staged(tile),
         **overlapped(pdl),
     )
     if split:

@@ -21,7 +21,7 @@ from diffray.kernels import noise
 from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.kernel import Kernel, Tile
 from diffray.kernels.numeric_errors import confidence_error
-from diffray.kernels.triton.launch import overlapped, prefetch_rows, wait_for_previous
+from diffray.kernels.triton.launch import overlapped, prefetch_rows, staged, wait_for_previous
 from diffray.kernels.triton.vocab_tiles import Parts, join, keep
 
 _MOST_FUSED = 128  # rows of the largest tile; for more the head would be read again
@@ -68,8 +68,7 @@ def confidence(
             ROWS=tile.rows,
             COLUMNS=tile.columns,
             DEPTH=tile.depth,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+            **staged(tile),
             **overlapped(pdl),
         )
     return join(parts, gathered_RK, start, pdl=pdl)

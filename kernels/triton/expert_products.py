@@ -20,7 +20,7 @@ from diffray.kernels.quantized import Kept
 from diffray.kernels.router import Pairs
 from diffray.kernels.triton.expert_tiles import _down, _gate_up
 from diffray.kernels.triton.float8_rows import round_rows
-from diffray.kernels.triton.launch import overlapped
+from diffray.kernels.triton.launch import overlapped, staged
 
 
 def multiply_pairs(
@@ -90,8 +90,7 @@ def _launch(tile: Tile, pdl: bool) -> dict[str, Any]:
         "ROWS": tile.rows,
         "COLUMNS": tile.columns,
         "DEPTH": tile.depth,
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
+        **staged(tile),
         **overlapped(pdl),
     }
 

@@ -10,6 +10,8 @@ from functools import cache
 import triton
 import triton.language as tl
 
+from diffray.kernels.kernel import Tile
+
 
 @cache
 def can_overlap() -> bool:
@@ -18,6 +20,21 @@ def can_overlap() -> bool:
         return False
     target = triton.runtime.driver.active.get_current_target()
     return bool(target.backend == "cuda" and target.arch >= 90)
+
+
+@cache
+def _little_shared_memory() -> bool:
+    """Return whether a program has 99 KiB of shared memory, not 163 or 227."""
+    if triton.knobs.runtime.interpret:
+        return False
+    target = triton.runtime.driver.active.get_current_target()
+    return bool(target.backend == "cuda" and (target.arch in (86, 89) or target.arch >= 120))
+
+
+def staged(tile: Tile) -> dict[str, int]:
+    """Return a tile's launch options, with a stage fewer where its buffers would not fit."""
+    fewer = _little_shared_memory() and tile.stages > 2
+    return {"num_warps": tile.warps, "num_stages": tile.stages - fewer}
 
 
 def overlapped(pdl: bool) -> dict[str, bool]:

@@ -34,6 +34,18 @@ def twice(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
     return lambda x: sum_of(mesh, x) * 2
 
 
+def fails_on_rank_1(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
+    """Open, but not take the dtype."""
+
+    def add_up(x: Tensor) -> Tensor:
+        total = sum_of(mesh, x)
+        if mesh.rank:
+            raise RuntimeError("not implemented for 'Half'")
+        return total
+
+    return add_up
+
+
 def absent_on_rank_1(mesh: Mesh, dtype: torch.dtype, most_bytes: int) -> Sum:
     if mesh.rank:
         raise RuntimeError("no symmetric memory between these devices")

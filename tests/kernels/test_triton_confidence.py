@@ -84,7 +84,7 @@ def test_logits_of_many_rows_in_16_bits_are_stored_unless_they_draw(
     torch.manual_seed(rows)
     x, head = torch.randn(rows, 16).to(DEVICE, dtype), torch.randn(40, 16).to(DEVICE, dtype)
     asked, draw = torch.full((rows, 1), 39, device=DEVICE), draw_of(rows, *[0.7] * drawn)
-    assert verified(CONFIDENCE, x, head, 0, 39, asked, draw)[1] == ""
+    assert verified(CONFIDENCE, (x, head, 0, 39, asked, draw), {})[1] == ""
     assert product.called == stored
 
 

@@ -24,7 +24,7 @@ def test_every_kernel_is_found_right(dtype: torch.dtype) -> None:
 
     def checking(kernel: Kernel) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:
-            out, why = verified(kernel, *args, **options)
+            out, why = verified(kernel, args, options)
             found[kernel.name] = found.get(kernel.name) or why
             return out
 

@@ -12,7 +12,7 @@ from diffray.kernels import confidence, norm, router
 from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.kernel import Kernel, Run
 from diffray.kernels.numeric_errors import choice_error, confidence_error, largest_error
-from diffray.kernels.verify import one_line, verified
+from diffray.kernels.verify import verified
 
 WEIGHT = torch.linspace(0.5, 1.5, 16)
 
@@ -20,7 +20,7 @@ WEIGHT = torch.linspace(0.5, 1.5, 16)
 def why_refused(program: Run, dtype: torch.dtype = torch.float32, **more: Any) -> str:
     torch.manual_seed(0)
     args = torch.randn(4, 16, dtype=dtype), WEIGHT.to(dtype), 1e-5
-    out, why = verified(Kernel("rms_norm", norm.rms_norm, program, **more), *args)
+    out, why = verified(Kernel("rms_norm", norm.rms_norm, program, **more), args, {})
     assert torch.equal(out, norm.rms_norm(*args))
     return why
 
@@ -73,13 +73,11 @@ def test_nan_unwritten_values_and_other_shapes_are_refused(program: Run) -> None
     assert why_refused(program).startswith("wrong: error inf")
 
 
-def test_what_a_program_raises_is_raised_and_said_in_one_line() -> None:
+def test_what_a_program_raises_is_said_in_one_line() -> None:
     def failing(*_: Any) -> Any:
         raise RuntimeError("out of registers\nand more")
 
-    with pytest.raises(RuntimeError) as raised:
-        why_refused(failing)
-    assert one_line(raised.value) == "RuntimeError: out of registers"
+    assert why_refused(failing) == "RuntimeError: out of registers"
 
 
 def test_what_a_kernel_stores_is_compared_and_then_is_what_the_reference_stores() -> None:
@@ -96,7 +94,7 @@ def test_what_a_kernel_stores_is_compared_and_then_is_what_the_reference_stores(
     def refused(program: Run) -> str:
         pool.fill_(1.0)
         kernel = Kernel("rms_norm", add([1, 2]), program, written=lambda *_: (pool,))
-        _, why = verified(kernel, WEIGHT)
+        _, why = verified(kernel, (WEIGHT,), {})
         assert pool[:, 0].tolist() == [1, 2, 2, 1, 1, 1]
         return why
 

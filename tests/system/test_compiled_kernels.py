@@ -133,3 +133,10 @@ def test_kernels_compile_for_ampere_where_none_starts_early(tmp_path: Path) -> N
         spilled = row["stack_bytes"] + row["local_bytes"]
         assert spilled <= AMPERE_SPILLS.get(name_of(row), A_FEW), row
         assert row["waits_for_previous"] == 0, row
+
+
+def test_kernels_fit_the_cards_with_the_least_shared_memory(tmp_path: Path) -> None:
+    rows = compiled(89, tmp_path / "report.json")
+    assert {"_gate_up", "_down", "_byte_product", "_weigh_head"} <= {row["kernel"] for row in rows}
+    for row in rows:
+        assert row["shared_bytes"] <= 99 * 1024, row

@@ -1,6 +1,7 @@
 """What a start on a GPU checks, reads and keeps, with a stand-in for the GPU and for the check."""
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +13,7 @@ from tests.helpers import triton_device  # isort: skip  # noqa: F401
 import diffray
 from diffray.components import backend
 from diffray.components.mesh import Mesh
-from diffray.workers.bring_up import start
+from diffray.workers.bring_up import child, start
 from diffray.workers.bring_up.check import CheckPlan
 from diffray.workers.bring_up.child import TimeLimits
 from diffray.workers.bring_up.findings import Findings, FindingsFile, cache_folder
@@ -182,6 +183,38 @@ def test_what_was_refused_for_want_of_memory_is_checked_again_at_the_next_start(
     assert found.refused == outcome.refused
     assert (file.read() == found) is kept
     assert ("the next start checks again" in said[-1]) is not kept
+
+
+def test_graphs_for_which_there_was_no_time_are_tried_again_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = Findings(graphs="it did not end within 3 s", late=True)
+    monkeypatch.setattr(start, "run_check", lambda *_: outcome)
+    file, said = FindingsFile(FILE_KEY, tmp_path), list[str]()
+    assert (
+        read_or_check(plan(), file, say=said.append).applied_to(EngineOptions()).cuda_graphs
+        is False
+    )
+    assert file.read() is None
+    assert said[-1] == "kernels: the next start checks again, because there was too little time"
+
+
+class Interrupted(child.Check):
+    """A check whose process ends while it records steps."""
+
+    def _end_of(self, process: object) -> str:
+        self._doing = "graphs"
+        return "it did not end within 3 s"
+
+
+@pytest.mark.parametrize("left", [60.0, -1.0])
+def test_graphs_are_refused_for_good_only_if_there_was_time(
+    left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "ChildProcess", lambda *_: nullcontext())
+    check = Interrupted(plan(graphs=True), TimeLimits(), time.monotonic() + left)
+    assert not check.goes_on() and check.failed == ""
+    assert check.graphs == "it did not end within 3 s" and check.late is (left < 0)
 
 
 def test_a_failure_is_not_kept_and_removes_what_was_found_before(

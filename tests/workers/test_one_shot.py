@@ -17,6 +17,7 @@ from tests.helpers.rank_sums import alone, generated, opened
 from tests.helpers.ranks import on_ranks
 
 MODEL = str(GOLDEN / "llada_moe")
+BEGINS = "all-reduce: checking one-shot sums; --no-bring-up skips this"
 OFF = "all-reduce: one-shot sums are off: "
 OTHER = f"{OFF}another rank refuses them"
 ABSENT = f"{OFF}RuntimeError: no symmetric memory between these devices"
@@ -25,6 +26,10 @@ SAID = {  # by rank 0 and by rank 1
     "wrong_on_rank_1": ([f"{OFF}the ranks' sums differ"], [f"{OFF}the ranks' sums differ"]),
     "twice": ([f"{OFF}100% of the rows are wrong"], [f"{OFF}100% of the rows are wrong"]),
     "absent_on_rank_1": ([OTHER], [ABSENT]),
+    "fails_on_rank_1": (
+        [f"{OFF}the ranks' sums differ"],
+        [f"{OFF}RuntimeError: not implemented for 'Half'"],
+    ),
 }
 
 
@@ -32,7 +37,8 @@ SAID = {  # by rank 0 and by rank 1
 def test_what_is_wrong_or_absent_on_one_rank_is_used_on_none() -> None:
     ranks = on_ranks(2, partial(opened, names=[*SAID]))
     for rank, found in enumerate(ranks):
-        assert found == [(name == "right", said[rank]) for name, said in SAID.items()]
+        begins = [BEGINS] * (rank == 0)
+        assert found == [(name == "right", begins + said[rank]) for name, said in SAID.items()]
 
 
 def test_torchs_one_shot_sum_is_called_as_it_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:

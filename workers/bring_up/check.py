@@ -87,36 +87,36 @@ def check(plan: CheckPlan, say: Say) -> None:
     if plan.ahead and device.type == "cuda":
         say(begin="compiling")
         _compile(plan.sizes, device, with_programs(table, refused.keys()))
-    checking = {each.name: _checking(each, device, refused, say) for each in table}
+    called = set(refused)
+    checking = {each.name: _checking(each, device, refused, called, say) for each in table}
     OneLayer(plan.sizes, device, TORCH._replace(name="triton", **checking)).run()
-    if len(refused) == len(table):
-        return
+    if called == refused.keys():
+        return say(failed="every kernel is refused")
     say(begin="together")
     kernels = with_programs(table, refused.keys())
     wrong = unlike(plan.sizes, device, kernels)
-    say(together=wrong)
+    if wrong:
+        say(failed=f"they are wrong together: {wrong}")
     if plan.graphs and not wrong:
         say(begin="graphs")
         say(graphs=unrecordable(OneLayer(plan.sizes, device, kernels), cuda_recorder()))
 
 
-def _checking(kernel: Kernel, device: torch.device, refused: dict[str, str], say: Say) -> Run:
+def _checking(
+    kernel: Kernel, device: torch.device, refused: dict[str, str], called: set[str], say: Say
+) -> Run:
     """Return the reference, which compares each call with the program until that is refused."""
 
     def run(*args: Any, **options: Any) -> Any:
+        called.add(kernel.name)
         if kernel.name in refused:
             return kernel.reference(*args, **options)
         say(begin=kernel.name)
-        try:
-            out, why = verified(kernel, *args, **options)
-            finish(device)
-        except Exception as failure:  # whatever a kernel can raise
-            why = one_line(failure)
+        out, why = verified(kernel, args, options, lambda: say(begin=""))
         if why:
             refused[kernel.name] = why
             say(refused=kernel.name, why=why)
             _end_if_device_failed(device)
-            return kernel.reference(*args, **options)
         return out
 
     return run

@@ -34,18 +34,19 @@ class TimeLimits(NamedTuple):
 def run_check(plan: CheckPlan, limits: TimeLimits) -> Findings:
     """Check every kernel; return what is refused."""
     begin = time.monotonic()
-    check = _Check(plan, limits, begin + limits.everything)
+    check = Check(plan, limits, begin + limits.everything)
     while check.goes_on():
         pass
     return Findings(
         refused=check.refused,
         graphs=check.graphs,
+        late=check.late,
         seconds=time.monotonic() - begin,
         failed=check.failed,
     )
 
 
-class _Check:
+class Check:
     """What was found so far."""
 
     def __init__(self, plan: CheckPlan, limits: TimeLimits, until: float) -> None:
@@ -54,6 +55,7 @@ class _Check:
         self.refused: dict[str, str] = {}
         self.graphs: str | None = None
         self.failed = ""
+        self.late = False  # whether there was no time for graphs
 
     def goes_on(self) -> bool:
         """Run a process for what is left; return whether to start another."""
@@ -66,7 +68,7 @@ class _Check:
         late = time.monotonic() >= self._until
         match self._doing:
             case "graphs":
-                self.graphs = ending
+                self.graphs, self.late = ending, late
             case "compiling" if self._plan.ahead and not late:
                 self._plan = self._plan.model_copy(update={"ahead": False})
                 return True
@@ -94,8 +96,8 @@ class _Check:
                     self._doing = doing
                 case {"refused": kernel, "why": why}:
                     self.refused[kernel] = why
-                case {"together": why}:
-                    self.failed = why and f"they are wrong together: {why}"
+                case {"failed": why}:
+                    self.failed = why
                 case {"graphs": why}:
                     self.graphs = why
                 case {"end": True}:
@@ -160,13 +162,12 @@ class ChildProcess:
             raise TimeoutError from None
         return json.loads(line) if line else None
 
-    def ending(self, seconds: float = _ENDING_S) -> str:
+    def ending(self) -> str:
         """Return how the process ended, and the last line of its errors."""
-        seconds = max(seconds, _ENDING_S)
         try:
-            code = self._process.wait(seconds)
+            code = self._process.wait(_ENDING_S)
         except subprocess.TimeoutExpired:
-            return f"it did not end within {seconds:g} s"
+            return f"it did not end within {_ENDING_S:g} s"
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         how = f"it crashed ({signal.Signals(-code).name})" if code < 0 else f"it ended ({code})"

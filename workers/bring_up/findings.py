@@ -26,6 +26,7 @@ class Findings(Config):
     key: dict[str, str] = Field(default_factory=dict)
     refused: dict[str, str] = Field(default_factory=dict)  # kernels, and why torch's run instead
     graphs: str | None = None  # why steps are not recorded; empty if they are, None: not tried
+    late: bool = False  # whether there was no time for graphs
     seconds: float = 0.0
     failed: str = ""  # why only torch's kernels can be used
 

@@ -57,9 +57,9 @@ class Sizes(Config):
     ranks: int = 1
     expert_parallel: bool = False
 
-    def model(self, kernels: Kernels = TORCH, mesh: Mesh | None = None) -> Denoiser:
-        """Return a rank's shard (default: rank 0's) of a layer, embedding and head, unallocated."""
-        mesh = mesh or Mesh(0, self.ranks, self.expert_parallel)
+    def model(self, kernels: Kernels = TORCH) -> Denoiser:
+        """Return rank 0's shard of a layer, embedding and head, unallocated."""
+        mesh = Mesh(0, self.ranks, self.expert_parallel)
         dtype = choose_dtype(self.dtype, torch.device("cpu"))
         model = build_model(self.config, mesh, dtype, kernels)
         model.keep_one_layer()
@@ -82,11 +82,8 @@ def steps_of(spec: ModelSpec) -> list[Step]:
 class OneLayer:
     """A model of one layer on a device, with the K/V memory for its steps."""
 
-    def __init__(
-        self, sizes: Sizes, device: torch.device, kernels: Kernels, mesh: Mesh | None = None
-    ) -> None:
-        self.mesh = mesh or Mesh()  # without one, this process alone runs a rank's shard
-        self.model = sizes.model(kernels, mesh)
+    def __init__(self, sizes: Sizes, device: torch.device, kernels: Kernels) -> None:
+        self.model = sizes.model(kernels)
         self.model.allocate(device)
         for seed, (name, weight) in enumerate(self.model.named_parameters()):
             _fill(name, weight, seed)

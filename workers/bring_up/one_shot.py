@@ -27,6 +27,8 @@ def use_one_shot(
     if not mesh.on_one_machine():
         return mesh
     add_up, failure = None, ""
+    if mesh.rank == 0:
+        say("all-reduce: checking one-shot sums; --no-bring-up skips this")
     try:
         add_up = opener(mesh, dtype, MOST_BYTES)
     except Exception as error:  # whatever torch or the driver raises
@@ -45,7 +47,11 @@ def _wrong(mesh: Mesh, add_up: Sum, dtype: torch.dtype) -> str:
     for turn, size in enumerate((MOST_BYTES // 64, MOST_BYTES)):
         x = torch.empty(size // dtype.itemsize, dtype=dtype, device=mesh.device).view(-1, _ROW)
         spread(x, turn * mesh.size + mesh.rank, 1.0)
-        expected, got = mesh.all_reduce(x.clone()), add_up(x)
+        expected, got = mesh.all_reduce(x.clone()), torch.full_like(x, torch.nan)
+        try:
+            got = add_up(x)
+        except Exception as error:  # it may not take this dtype
+            wrong = wrong or one_line(error)
         if not bool(mesh.all_equal(checksum(got.view(torch.int32)))):
             wrong = wrong or "the ranks' sums differ"
         if (off := share_of_rows_beyond(TOLERANCE[dtype], got, expected)) > 0:

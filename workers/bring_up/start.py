@@ -113,8 +113,9 @@ def read_or_check(
             file.remove()
             return found
         say(f"kernels: checked in {found.seconds:.0f} s, {len(found.refused)} refused")
-        if found.short_of_memory:
-            say("kernels: the next start checks again, because the GPU's memory was too short")
+        if found.late or found.short_of_memory:
+            what = "time" if found.late else "GPU memory"
+            say(f"kernels: the next start checks again, because there was too little {what}")
             return found
         try:
             file.write(found)

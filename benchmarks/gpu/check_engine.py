@@ -51,7 +51,9 @@ class Way(NamedTuple):
 
 def main() -> None:
     parser = arguments("Check the engine on the GPU.")
-    parser.add_argument("--family", nargs="+", help="default: all that denoise masks")
+    parser.add_argument(
+        "--family", choices=FAMILIES, nargs="+", help="default: all that denoise masks"
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     run(plan, parser.parse_args(), lambda row: str(row["told"]))
 

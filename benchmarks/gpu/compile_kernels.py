@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +52,8 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=[*SHAPES])
     parser.add_argument("--quick", action="store_true", help="one size of each shape")
     args = parser.parse_args()
+    if find_spec("triton") is None:
+        raise SystemExit("Triton is not installed: pip install 'diffray[triton]'")
     place: Place = {}  # what is compiled: an error of the compiler ends the program
     with compiled(args.capability, place) as made:
         kernels = triton_kernels()

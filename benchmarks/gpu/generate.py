@@ -22,7 +22,7 @@ import torch
 from benchmarks.gpu.engine import experts_met, random_engine, replays, run_to_the_end, scripted
 from benchmarks.gpu.floor import Text
 from benchmarks.gpu.measure import ceilings
-from benchmarks.gpu.program import Row, arguments, run
+from benchmarks.gpu.program import CACHES, Row, arguments, run
 from benchmarks.gpu.random_model import WEIGHTS, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES
 from diffray.kernels.choose import OPTIONS, choose_kernels
@@ -42,7 +42,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--block", type=int, default=64)
-    parser.add_argument("--cache", nargs="+", default=["dual"], help="of bidirectional attention")
+    parser.add_argument(
+        "--cache", choices=CACHES, nargs="+", default=["dual"], help="of bidirectional attention"
+    )
     parser.add_argument("--decoder", choices=("fixed", "credit"), nargs="+", default=["fixed"])
     parser.add_argument("--steps-per-round", type=int, default=1)
     parser.add_argument("--runs", type=int, default=3)

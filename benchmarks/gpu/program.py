@@ -29,6 +29,8 @@ from benchmarks.gpu.measure import device_facts, source_facts
 Row = dict[str, Any]
 Plan = Callable[[argparse.Namespace], dict[str, Callable[[], Row]]]
 
+CACHES = "dual", "vicinity", "prefix", "none", "exact"  # of the engine
+
 _PRCTL, _PR_SET_PDEATHSIG = ctypes.CDLL(None).prctl, 1
 _SIGNALS = signal.SIGINT, signal.SIGTERM
 

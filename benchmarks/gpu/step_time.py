@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.gpu import floor
 from benchmarks.gpu.cases import PAGE_SIZE, last_windows
 from benchmarks.gpu.measure import ceilings, graphed, kernel_table, median_s
-from benchmarks.gpu.program import Row, arguments, run
+from benchmarks.gpu.program import CACHES, Row, arguments, run
 from benchmarks.gpu.random_model import WEIGHTS, counted_experts, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES, Shape, Work
 from diffray.components.batch import Batch
@@ -40,8 +40,12 @@ def main() -> None:
     parser.add_argument("--context", type=int, nargs="+", default=[512, 1024, 2048, 4096])
     parser.add_argument("--weights", choices=WEIGHTS, nargs="+", default=["bfloat16"])
     parser.add_argument("--part", choices=PARTS, nargs="+", default=["step"])
-    parser.add_argument("--cache", nargs="+", default=["dual"], help="of the engine")
-    parser.add_argument("--decoder", nargs="+", default=["fixed"], help="of the engine")
+    parser.add_argument(
+        "--cache", choices=CACHES, nargs="+", default=["dual"], help="of the engine"
+    )
+    parser.add_argument(
+        "--decoder", choices=("fixed", "credit"), nargs="+", default=["fixed"], help="of the engine"
+    )
     parser.add_argument("--runs", type=int, default=30)
     run(plan, parser.parse_args(), _line)
 

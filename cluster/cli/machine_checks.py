@@ -84,9 +84,9 @@ def gpu(ranks: int = 1) -> Check:
 
 
 def kernels(model: str, requested: str, device: torch.device, dtype: torch.dtype) -> Check:
-    """Report whose kernels run; `doctor` tries Triton's afterwards."""
-    if device.type == "cpu":
-        return Check("kernels", "torch's; there is no GPU to try Triton's on")
+    """Report whose kernels run; `doctor` checks Triton's afterwards."""
+    if device.type == "cpu" and requested != "triton":
+        return Check("kernels", "torch's; there is no GPU to check Triton's on")
     if requested == "torch" or runs_on_torch_alone(read_config(resolve(model))):
         return Check("kernels", "torch's")
     if (why_not := obstacle(device, dtype)) is not None:

@@ -65,7 +65,7 @@ def test_json_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [check["name"] for check in found["checks"]] == NAMES
     assert found["checks"][-1] == {"name": "shared memory", "found": "none", "fix": "mount more"}
     assert found["refused"] == {} and found["graphs"] is None and found["failed"] == ""
-    assert "\"torch's; there is no GPU to try Triton's on\"" in message
+    assert "\"torch's; there is no GPU to check Triton's on\"" in message
 
 
 @pytest.mark.skipif("DIFFRAY_TEST_AUTO" in os.environ, reason="the favoured dtype is simulated")
@@ -114,6 +114,8 @@ def test_a_gpu_that_triton_cannot_use_must_be_fixed(monkeypatch: pytest.MonkeyPa
     for model, requested in ((gemma, "auto"), ("demo", "torch")):
         assert kernels(model, requested, cuda, torch.bfloat16) == Check("kernels", "torch's")
     monkeypatch.setattr(choose, "find_spec", lambda name: name)
+    monkeypatch.setattr(choose, "_interpreted", lambda: False)
+    assert "the device is cpu" in kernels("demo", "triton", CPU, torch.float32).fix
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert "has compute capability 7.5" in kernels("demo", "auto", cuda, torch.float16).fix
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))

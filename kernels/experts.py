@@ -23,7 +23,7 @@ Multiply = Callable[[int, Tensor], Tensor]  # takes an expert's number and its r
 
 
 class ExpertWeights(NamedTuple):
-    """The matrices of all experts here, each plain or quantized, and what is between them."""
+    """The matrices of all experts here, plain or quantized, and the activation between them."""
 
     w31_EFH: Kept
     w2_EHI: Kept

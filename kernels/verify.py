@@ -16,12 +16,12 @@ def verified(
     kernel: Kernel,
     args: tuple[Any, ...],
     options: dict[str, Any],
-    ran: Callable[[], None] = lambda: None,
+    ran: Callable[[str], None] = lambda _why: None,
 ) -> tuple[Any, str]:
     """Return what the reference returns, and why the program must not run; empty if it may.
 
-    `ran` is called between the two. The tensors that a call stores to are left as the reference
-    leaves them.
+    `ran` is called between the two, with what the program raised. The tensors that a call stores to
+    are left as the reference leaves them.
     """
     got, why = list[Tensor](), ""
     try:
@@ -32,7 +32,7 @@ def verified(
                 torch.cuda.synchronize()  # so that its errors are raised here
     except Exception as failure:  # whatever a kernel can raise
         why = one_line(failure)
-    ran()
+    ran(why)
     out = kernel.reference(*args, **options)
     if why:
         return out, why

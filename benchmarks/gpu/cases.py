@@ -178,23 +178,19 @@ def _expert_cases(shape: Shape, sparse: Sparse, work: Work, normal: Normal) -> I
     weights, ids = linear(x.float(), router).softmax(-1).topk(sparse.chosen)
     routing = Routing(ids, weights)
     residual, norm = normal(tokens, hidden), normal(hidden)
+
+    def alone(experts: ExpertWeights, kernels: Kernels) -> tuple[Tensor, ...]:
+        return (kernels.experts(x, experts, routing),)
+
+    def normed(experts: ExpertWeights, kernels: Kernels) -> tuple[Tensor, ...]:
+        return kernels.experts_add_norm(x, experts, routing, None, residual, norm, EPS)
+
     for name, kind in EXPERT_FORMATS.items():
         one, two = (w if kind is None else quantize(w, FORMATS[kind]) for w in (w31, w2))
         experts = ExpertWeights(one, two)
-        yield Case(
-            f"experts{name}",
-            lambda kernels, experts=experts: (  # type: ignore[misc]
-                kernels.experts(x, experts, routing),
-            ),
-            rounds=experts.rounds_inputs,
-        )
-        yield Case(
-            f"experts_add_norm{name}",
-            lambda kernels, experts=experts: kernels.experts_add_norm(  # type: ignore[misc]
-                x, experts, routing, None, residual, norm, EPS
-            ),
-            rounds=experts.rounds_inputs,
-        )
+        rounds = experts.rounds_inputs
+        yield Case(f"experts{name}", partial(alone, experts), rounds=rounds)
+        yield Case(f"experts_add_norm{name}", partial(normed, experts), rounds=rounds)
 
 
 def _head_cases(shape: Shape, work: Work, normal: Normal) -> Iterator[Case]:

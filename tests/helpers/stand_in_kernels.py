@@ -4,6 +4,7 @@ import os
 import time
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from diffray.kernels import norm
@@ -26,6 +27,20 @@ def not_compiled(*_: Any, pdl: bool) -> Any:
     raise SyntaxError("at 7:12: the stand-in does not compile")
 
 
+def fail(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("an illegal memory access was encountered")
+
+
+def break_device(*_: Any, pdl: bool) -> Any:
+    """Fail as an illegal access does: so does every later call in this process."""
+    torch.ones = fail
+    fail()
+
+
+def until_broken(*args: Any) -> Any:
+    return fail() if torch.ones is fail else TORCH.confidence(*args)
+
+
 def hang(*_: Any, pdl: bool) -> Any:
     while True:
         time.sleep(1)
@@ -44,6 +59,7 @@ KERNELS: Final = (
     kernel("linear_add_norm", not_compiled),
     kernel("softmax_router", crash),
     kernel("experts_add_norm", hang),
+    Kernel("confidence", until_broken, break_device),
     kernel("attend", right, written=lambda _heads, _rotary, kv, *_: kv),
 )
 """One that is refused for each reason, and one that is right."""

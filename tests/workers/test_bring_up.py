@@ -38,10 +38,11 @@ def test_each_kind_of_bad_kernel_is_refused_for_its_reason_and_said_in_a_line() 
         "linear_add_norm": "SyntaxError: at 7:12: the stand-in does not compile",
         "softmax_router": "it crashed (SIGABRT)",
         "experts_add_norm": "it did not end within 30 s",
+        "confidence": "RuntimeError: an illegal memory access was encountered",
     }
     assert found.failed == "" and found.graphs is None
     lines = list(found.lines())
-    assert len(lines) == 3 and "kernels: torch's softmax_router is used: it crashed" in lines[1]
+    assert len(lines) == 4 and "kernels: torch's softmax_router is used: it crashed" in lines[1]
 
 
 @pytest.mark.long

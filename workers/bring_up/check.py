@@ -112,12 +112,20 @@ def _checking(
         if kernel.name in refused:
             return kernel.reference(*args, **options)
         say(begin=kernel.name)
-        out, why = verified(kernel, args, options, lambda: say(begin=""))
-        if why:
-            refused[kernel.name] = why
-            say(refused=kernel.name, why=why)
-            _end_if_device_failed(device)
+        out, why = verified(kernel, args, options, ran)
+        if why and kernel.name not in refused:
+            refuse(why)
         return out
+
+    def ran(why: str) -> None:
+        if why:
+            refuse(why)
+            _end_if_device_failed(device)  # before the reference fails for it
+        say(begin="")
+
+    def refuse(why: str) -> None:
+        refused[kernel.name] = why
+        say(refused=kernel.name, why=why)
 
     return run
 

@@ -74,6 +74,7 @@ def _run(
         mesh = Mesh.connect(store, rank, size, device=torch.device("cpu"), timeout=timeout)
         end.send_bytes(pickle.dumps((work(mesh), None)))
         mesh.leave()
+        end.poll(None)  # until it is ended: rank 0 holds the store that slower ranks still read
     except BaseException:
         end.send_bytes(pickle.dumps((None, traceback.format_exc())))
         raise

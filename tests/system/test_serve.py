@@ -205,8 +205,11 @@ def test_40_answers_are_solo_answers(served: Served, llms: dict[str, DiffusionLL
 
 def test_a_full_queue_refuses_and_clients_that_hang_up_leave_nothing(served: Served) -> None:
     """And the model still says that it is healthy; the other one has room."""
-    aborted = partial(served.total, "request_aborted_total", model_name=MODELS[1])
-    before = aborted()
+    aborted, answered = (
+        partial(served.total, f"request_{how}_total", model_name=MODELS[1])
+        for how in ("aborted", "success")
+    )
+    before = aborted(), answered()
     with ExitStack() as streams:
         for number in range(ROOM):
             path = "" if number % 2 else f"/{MODELS[1]}"
@@ -223,7 +226,9 @@ def test_a_full_queue_refuses_and_clients_that_hang_up_leave_nothing(served: Ser
     assert int(refused.value.response.headers["retry-after"]) >= 1
     assert refused.value.code == "rate_limit_exceeded"
     served.wait_for_load(running=0, waiting=0, free_pages=served.load()["num_pages"])
-    wait_until(lambda: aborted() >= before + ROOM)
+    # On a busy machine some were answered before.
+    wait_until(lambda: aborted() + answered() >= sum(before) + ROOM)
+    assert aborted() >= before[0] + ROOM // 2
 
 
 @pytest.mark.long

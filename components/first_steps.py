@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from diffray.components.lora import LoRA
+from diffray.components.pinned_canvas import PinnedCanvas
 
 if TYPE_CHECKING:
     from diffray.components.sequence import Sequence
 
 
-class Canvas(NamedTuple):
+class FirstStepKey(NamedTuple):
     """What two requests must have in common to share their first step."""
 
     owner: tuple[str, LoRA | None]  # the salt and the adapter
@@ -29,20 +30,22 @@ class Canvas(NamedTuple):
     read: tuple[int, int, bool]  # the positions whose hidden states the step reads
 
     @staticmethod
-    def of(sequence: "Sequence") -> "Canvas | None":
-        """Return the canvas at a sequence's first step, or None if that is not shared."""
+    def of(sequence: "Sequence") -> "FirstStepKey | None":
+        """Return the key of a sequence's first step, or None if that is not shared."""
         iteration = sequence.policy.iteration
-        more = sequence.guided, sequence.pins, sequence.images.seen, iteration.soft
-        if sequence.block_causal or sequence.index or any(more):
+        pinned = isinstance(sequence.canvas, PinnedCanvas)
+        more = sequence.guided, pinned, sequence.images.seen, iteration.soft
+        if sequence.spec.block_causal or sequence.block.index or any(more):
             return None
-        assert sequence.policy.cache.window(sequence, 0) == (0, sequence.length)
-        first = max(sequence.start - sequence.logit_shift, 0)  # the same if it is decided alone
-        return Canvas(
+        canvas, block = sequence.canvas, sequence.block
+        assert sequence.policy.cache.window(sequence, 0) == (0, canvas.length)
+        first = max(block.start - sequence.spec.logit_shift, 0)  # the same if it is decided alone
+        return FirstStepKey(
             (sequence.cache_salt, sequence.lora),
-            sequence.prompt,
-            sequence.length,
-            sequence.suffix,
-            (first, sequence.stop, sequence.first_alone),
+            canvas.prompt,
+            canvas.length,
+            canvas.suffix,
+            (first, block.stop, block.first_alone),
         )
 
 
@@ -63,17 +66,17 @@ class FirstSteps:
 
     def __init__(self, page_size: int, *, enabled: bool, approximates: bool) -> None:
         self.page_size, self.enabled, self.approximates = page_size, enabled, approximates
-        self.kept: dict[Canvas, FirstStep] = {}
+        self.kept: dict[FirstStepKey, FirstStep] = {}
         self.num_pages = 0
 
-    def find(self, canvas: Canvas) -> FirstStep | None:
+    def find(self, key: FirstStepKey) -> FirstStep | None:
         """Return the first step of the same canvas."""
-        found = self.kept.pop(canvas, None)
+        found = self.kept.pop(key, None)
         if found is not None:
-            self.kept[canvas] = found
+            self.kept[key] = found
         return found
 
-    def alike(self, canvas: Canvas) -> list[int]:
+    def alike(self, key: FirstStepKey) -> list[int]:
         """Return the pages of the longest prefix that the prompt shares with another.
 
         Their K/V are an approximation: they were computed on another canvas.
@@ -82,16 +85,16 @@ class FirstSteps:
         if not self.approximates:
             return best
         for other, kept in self.kept.items():
-            if other.owner == canvas.owner:
-                equal = _equal_positions(other.prompt, canvas.prompt)
-                pages = min(equal, canvas.read[0]) // self.page_size
+            if other.owner == key.owner:
+                equal = _equal_positions(other.prompt, key.prompt)
+                pages = min(equal, key.read[0]) // self.page_size
                 if pages > len(best):
                     best = kept.pages[:pages]
         return best
 
-    def keep(self, canvas: Canvas, step: FirstStep) -> None:
-        assert canvas not in self.kept
-        self.kept[canvas] = step
+    def keep(self, key: FirstStepKey, step: FirstStep) -> None:
+        assert key not in self.kept
+        self.kept[key] = step
         self.num_pages += len(step.pages)
 
     def give_up(self) -> list[int]:

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from diffray.components.backend import send
 from diffray.components.logits import Logits
+from diffray.components.pinned_canvas import PinnedCanvas
 from diffray.components.row_transform import Planned, Step, Where
 
 _ROWS = 256  # changed at a time: each needs several copies of its canvas
@@ -118,21 +119,24 @@ class Penalties:
     repetition: float  # positive logits are divided by it if the prompt or the answer has the token
 
     def plan(self, where: Where) -> Penalized:
-        s = where.sequence
+        sequence, canvas = where.sequence, where.sequence.canvas
         strength = [self.presence, self.frequency, self.repetition]
         # Literals of a pinned canvas may follow its blocks, and a growing one the limit.
-        limit = s.blocks_stop if s.policy.canvas_length else min(s.limit, s.blocks_stop)
-        literal_N = torch.zeros(s.length, dtype=torch.bool)
-        if s.pins is not None:
-            cells_N = torch.tensor(s.pins.cells[: limit - s.prompt_len])
-            literal_N[s.prompt_len : limit] = cells_N >= 0
+        limit = canvas.blocks_stop
+        if not sequence.policy.canvas_length:
+            limit = min(canvas.limit, limit)
+        literal_N = torch.zeros(canvas.length, dtype=torch.bool)
+        if isinstance(canvas, PinnedCanvas):
+            cells_N = torch.tensor(canvas.cells[: limit - canvas.prompt_len])
+            literal_N[canvas.prompt_len : limit] = cells_N >= 0
+        places = [sequence.slot, canvas.prompt_len, limit, canvas.blocks_stop, canvas.length]
         return Penalized(
-            torch.tensor([[s.slot, s.prompt_len, limit, s.blocks_stop, s.length]]),
+            torch.tensor([places]),
             torch.tensor([strength], dtype=torch.float64),
-            torch.tensor([sorted(s.end_ids)], dtype=torch.long),
+            torch.tensor([sorted(sequence.end_ids)], dtype=torch.long),
             literal_N.unsqueeze(0),
             torch.zeros(len(where.positions_R), dtype=torch.long),
             where.rows_R,
             where.positions_R,
-            s.length,
+            canvas.length,
         )

@@ -93,7 +93,7 @@ class Prefixes:
         if not self._shares(sequence):
             return found
         node = self._root
-        for start in range(0, self._whole(sequence, sequence.start), self._unit(sequence)):
+        for start in range(0, self._whole(sequence, sequence.block.start), self._unit(sequence)):
             child = node.children.get(self._key(sequence, start))
             if child is None:
                 break
@@ -117,20 +117,20 @@ class Prefixes:
         """
         if self._host_pages and not sequence.forwards and self._shares(sequence):
             here = sum(node.stop - node.start for node in found if node.pages)
-            self.host_queries += sequence.prompt_len - min(here, sequence.prompt_len)
+            self.host_queries += sequence.canvas.prompt_len - min(here, sequence.canvas.prompt_len)
             self.host_hits += len(onto) * self.page_size
-        sequence.nodes = found
+        sequence.kv.nodes = found
         for node in found:
             if node.host_pages:
                 size = len(node.host_pages)
                 self._return_to_device(node, onto[:size])
                 onto = onto[size:]
             node.holders[sequence] = None
-            sequence.pages += node.pages
+            sequence.kv.pages += node.pages
 
     def promise(self, sequence: "Sequence") -> None:
         """Register the prefix that a sequence, which has all its pages, is going to store."""
-        self._grow(sequence, sequence.start, stored=False)
+        self._grow(sequence, sequence.block.start, stored=False)
 
     def reach(self, sequence: "Sequence", soon: "Callable[[Sequence], int] | None" = None) -> None:
         """Move a sequence's clean end past what others have stored.
@@ -138,37 +138,37 @@ class Prefixes:
         With `soon`, also past what others store in the next forward: a layer stores all K/V before
         it reads any.
         """
-        for node in sequence.nodes[sequence.clean_end // self._unit(sequence) :]:
+        for node in sequence.kv.nodes[sequence.kv.clean_end // self._unit(sequence) :]:
             if not node.stored:
                 storer = next(iter(node.holders))
                 if storer is sequence or soon is None or soon(storer) < node.stop:
                     break
-            sequence.clean_end = node.stop
+            sequence.kv.clean_end = node.stop
 
     def has_turn(self, sequence: "Sequence") -> bool:
         """Whether no other sequence is about to store what this one needs next."""
-        at = sequence.clean_end // self._unit(sequence)
-        if at >= len(sequence.nodes):
+        at = sequence.kv.clean_end // self._unit(sequence)
+        if at >= len(sequence.kv.nodes):
             return True
-        node = sequence.nodes[at]
+        node = sequence.kv.nodes[at]
         return node.stored or next(iter(node.holders)) is sequence
 
     def keep(self, sequence: "Sequence", stop: int) -> None:
         """Record that a sequence has stored final K/V from its clean end up to `stop`."""
-        for node in sequence.nodes[sequence.clean_end // self._unit(sequence) :]:
+        for node in sequence.kv.nodes[sequence.kv.clean_end // self._unit(sequence) :]:
             if node.stop <= stop:
                 node.stored = True
         self._grow(sequence, stop, stored=True)
-        sequence.clean_end = stop
+        sequence.kv.clean_end = stop
 
     def release(self, sequence: "Sequence") -> list[int]:
         """Release a sequence; return its pages that are free now."""
-        free = sequence.pages[sum(len(node.pages) for node in sequence.nodes) :]
-        missing = next((node for node in sequence.nodes if not node.stored), None)
+        free = sequence.kv.pages[sum(len(node.pages) for node in sequence.kv.nodes) :]
+        missing = next((node for node in sequence.kv.nodes if not node.stored), None)
         if missing is not None:  # another holder has to store it, and what follows
             for other in missing.holders:
-                other.clean_end = min(other.clean_end, missing.start)
-        for node in reversed(sequence.nodes):  # so that the end of a prefix is evicted first
+                other.kv.clean_end = min(other.kv.clean_end, missing.start)
+        for node in reversed(sequence.kv.nodes):  # so that the end of a prefix is evicted first
             del node.holders[sequence]
             if node.holders:
                 continue
@@ -178,7 +178,7 @@ class Prefixes:
                 self._idle_pages += len(node.pages)
             else:
                 free += self._cut(node)
-        sequence.nodes = []
+        sequence.kv.nodes = []
         return free
 
     def give_up(self) -> tuple[list[int], list[int]]:
@@ -241,10 +241,10 @@ class Prefixes:
         if not self._shares(sequence):
             return
         unit = self._unit(sequence)
-        for start in range(len(sequence.nodes) * unit, self._whole(sequence, stop), unit):
-            parent = sequence.nodes[-1] if sequence.nodes else self._root
+        for start in range(len(sequence.kv.nodes) * unit, self._whole(sequence, stop), unit):
+            parent = sequence.kv.nodes[-1] if sequence.kv.nodes else self._root
             key = self._key(sequence, start)
-            pages = sequence.pages[start // self.page_size : (start + unit) // self.page_size]
+            pages = sequence.kv.pages[start // self.page_size : (start + unit) // self.page_size]
             node = parent.children.get(key)
             if node is None:
                 node = parent.children[key] = Node(parent, key, start, start + unit, pages, stored)
@@ -255,21 +255,21 @@ class Prefixes:
             else:
                 return  # two sequences stored the same tokens at the same time
             node.holders[sequence] = None
-            sequence.nodes.append(node)
+            sequence.kv.nodes.append(node)
 
     def _shares(self, sequence: "Sequence") -> bool:
         return self.enabled and sequence.policy.cache.keeps_prefix and not sequence.guided
 
     def _unit(self, sequence: "Sequence") -> int:
-        return lcm(sequence.causal_block or 1, self.page_size)
+        return lcm(sequence.canvas.causal_block or 1, self.page_size)
 
     def _whole(self, sequence: "Sequence", stop: int) -> int:
         return stop - stop % self._unit(sequence)
 
     def _key(self, sequence: "Sequence", start: int) -> Key:
-        tokens = sequence.tokens(start, start + self._unit(sequence))
+        tokens = sequence.canvas.tokens(start, start + self._unit(sequence))
         ids = sequence.images.key(tokens, start)
-        own = sequence.cache_salt, sequence.lora, sequence.causal_block
+        own = sequence.cache_salt, sequence.lora, sequence.canvas.causal_block
         return ids if start else (*own, *ids)
 
     def _cut(self, node: Node) -> list[int]:

@@ -118,7 +118,7 @@ class NoRepeat:
     size: int
 
     def plan(self, where: Where) -> LogitBias | None:
-        text_N = torch.tensor(where.sequence.tokens(0, where.sequence.start))
+        text_N = torch.tensor(where.sequence.canvas.tokens(0, where.sequence.block.start))
         if len(text_N) < self.size:
             return None
         runs_NS = text_N.unfold(0, self.size, 1)

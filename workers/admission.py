@@ -5,15 +5,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from diffray.components.canvas import Canvas
 from diffray.components.compatibility import Asked, check_pairs
 from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import UNREACHABLE, Automaton
 from diffray.components.grammar.bad_words import avoiding, restricted
-from diffray.components.grammar.canvas import Canvas
+from diffray.components.grammar.template import Template
 from diffray.components.images import images_of
 from diffray.components.lora import LoRA
 from diffray.components.params import SamplingParams
-from diffray.components.pins import Pins
+from diffray.components.pinned_canvas import PinnedCanvas, slots_stop
 from diffray.components.policy import Policy
 from diffray.components.sequence import Sequence
 from diffray.kernels.noise import derived_seed
@@ -87,8 +88,8 @@ def _checked(request: Request, sequence: Sequence, limits: Limits) -> CheckedReq
         limits,
         footprint,
         restarts=sequence.restarts,
-        num_blocks=sequence.num_blocks,
-        block_positions=sequence.stop - sequence.start,
+        num_blocks=sequence.canvas.num_blocks,
+        block_positions=sequence.block.length,
         depth=depth,
     )
 
@@ -129,7 +130,8 @@ def check(request: Request, limits: Limits) -> Sequence:
     if request.grammar:
         _check_grammar(sequence)
     grows = sequence.policy.canvas_length > 0
-    needed = max(sequence.most_length, sequence.limit) if grows else sequence.length
+    canvas = sequence.canvas
+    needed = max(canvas.most_length, canvas.limit) if grows else canvas.length
     if needed > limits.context:
         suffix = f", suffix ({len(request.suffix)})" if request.suffix else ""
         raise InvalidField(
@@ -154,29 +156,21 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
     spec, params = limits.spec, request.params
     eos_ids = () if params.ignore_eos else limits.eos_token_ids
     end_ids = frozenset((*params.stop_token_ids, *eos_ids))
-    canvas = _canvas(request, limits)
-    pins = None if canvas is None else Pins(canvas)
+    template = _template(request, limits)
+    pinned = 0 if template is None else slots_stop(template.cells)
+    policy = Policy.resolve(params.diffusion, spec, pinned, suffix=bool(request.suffix))
+    context = limits.positions(guided=params.diffusion.cfg_scale > 0)
+    parts = request.prompt, request.suffix, params.max_tokens, policy, spec, context
     return Sequence(
         uid=request.uid,
-        prompt=request.prompt,
         params=params,
-        policy=Policy.resolve(
-            params.diffusion,
-            spec,
-            0 if pins is None else pins.slots_stop,
-            suffix=bool(request.suffix),
-        ),
-        context=limits.positions(guided=params.diffusion.cfg_scale > 0),
-        block_causal=spec.block_causal,
-        logit_shift=spec.logit_shift,
-        encodes=spec.encodes,
+        policy=policy,
+        canvas=Canvas(*parts) if template is None else PinnedCanvas(*parts, template),
         end_ids=end_ids,
-        suffix=request.suffix,
         watch=request.watch,
         cache_salt=request.cache_salt,
         lora=request.lora,
         automaton=_automaton(request, limits, end_ids),
-        pins=pins,
         images=images_of(request.prompt, request.images, spec.sight),
     )
 
@@ -194,8 +188,8 @@ def _automaton(request: Request, limits: Limits, end_ids: frozenset[int]) -> Aut
     return avoiding(avoided, _banned(request, limits, end_ids), early, limits.spec.vocab_size)
 
 
-def _canvas(request: Request, limits: Limits) -> Canvas | None:
-    """Return the pinned canvas, whose slots take the tokens that the request allows, if any."""
+def _template(request: Request, limits: Limits) -> Template | None:
+    """Return a pinned canvas's template; its slots take only the tokens that the request allows."""
     params = request.params
     if params.diffusion.canvas != "pinned":
         return None
@@ -205,7 +199,7 @@ def _canvas(request: Request, limits: Limits) -> Canvas | None:
             "choice",
             "diffusion.canvas",
         )
-    return Canvas.from_bytes(request.grammar, _banned(request, limits, limits.eos_token_ids))
+    return Template.from_bytes(request.grammar, _banned(request, limits, limits.eos_token_ids))
 
 
 def _banned(request: Request, limits: Limits, ends: Iterable[int]) -> frozenset[int]:
@@ -263,15 +257,15 @@ def _check_order(sequence: Sequence) -> None:
 
 def _check_grammar(sequence: Sequence) -> None:
     """Refuse parameters that no text of the grammar satisfies."""
-    automaton, pins, params = sequence.automaton, sequence.pins, sequence.params
+    automaton, params = sequence.automaton, sequence.params
     for name in ("ignore_eos", "min_tokens"):
         if getattr(params, name):
             raise InvalidField(
                 f"{name} does not go with structured outputs, which end where they are complete",
                 name,
             )
-    if pins is not None:
-        _check_canvas(pins.canvas, params)
+    if isinstance(sequence.canvas, PinnedCanvas):
+        _check_template(sequence.canvas.template, params)
     elif automaton is not None and automaton.shortest > params.max_tokens:
         raise InvalidField(
             f"structured outputs: the shortest text takes {automaton.shortest} tokens, end token "
@@ -282,20 +276,20 @@ def _check_grammar(sequence: Sequence) -> None:
         )
 
 
-def _check_canvas(canvas: Canvas, params: SamplingParams) -> None:
-    size = len(canvas.cells)
+def _check_template(template: Template, params: SamplingParams) -> None:
+    size = len(template.cells)
     if size > params.max_tokens:
         raise InvalidField(
             f"the pinned canvas has {size} positions, end token included, and max_tokens is "
             f"{params.max_tokens}; raise it, or lower diffusion.slot_length",
             "max_tokens",
         )
-    for number, slot in enumerate(canvas.slots):
-        if slot.automaton.shortest - 1 > canvas.cells.count(-1 - number):
+    for number, slot in enumerate(template.slots):
+        if slot.automaton.shortest - 1 > template.cells.count(-1 - number):
             raise InvalidField(
                 f"the allowed tokens leave no value for {slot.path!r}", "structured_outputs"
             )
-    pinned = {cell for cell in canvas.cells[:-1] if cell >= 0}
+    pinned = {cell for cell in template.cells[:-1] if cell >= 0}
     refused = pinned.intersection(params.bad_token_ids)
     if params.allowed_token_ids:
         refused |= pinned.difference(params.allowed_token_ids)
@@ -310,14 +304,15 @@ def _resume(sequence: Sequence, resume: Resume) -> None:
     """Bring a new sequence to the state of a resumed request; refuse an impossible state."""
     ids, (blocks, steps) = resume.ids, resume.progress
     sequence.resume(ids, (blocks, steps), resume.forwards)
-    if sequence.emitted == sequence.params.max_tokens and sequence.end_id is None:
+    if sequence.reported.tokens == sequence.params.max_tokens and sequence.reported.end_id is None:
         raise ValueError("resume: all tokens were reported, so there is nothing left to do")
-    if sequence.end_id is not None and sequence.policy.iteration.early_stop:
+    if sequence.reported.end_id is not None and sequence.policy.iteration.early_stop:
         raise ValueError("resume: the end token was reported, so there is nothing left to do")
     # A pinned answer is reported as a whole, however many literals its first blocks are.
-    reported = 0 if sequence.pins is not None else sequence.start - sequence.prompt_len
+    pinned = isinstance(sequence.canvas, PinnedCanvas)
+    reported = 0 if pinned else sequence.block.start - sequence.canvas.prompt_len
     if (
-        not 0 <= blocks < sequence.num_blocks
+        not 0 <= blocks < sequence.canvas.num_blocks
         or not max(reported, 0) <= len(ids) <= sequence.params.max_tokens
         or (steps < blocks if blocks else steps)
         or not sequence.end_ids.isdisjoint(ids[:-1])

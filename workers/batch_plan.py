@@ -58,7 +58,7 @@ class BatchPlan:
         self.rows = rows_of(sequences)
         self.model, self.kv, self.slots, self.mesh = model, kv, slots, mesh
         self.device = slots.device
-        self.length = max((s.stop - s.start for s in sequences), default=0)
+        self.length = max((s.block.length for s in sequences), default=0)
         found = [feature.of(self) for feature in FEATURES]
         self.features = [each for each in found if each is not None]
         self.graphs = graphs if all(each.replayed for each in self.features) else None
@@ -71,7 +71,9 @@ class BatchPlan:
 
     def denoise(self, step: int, chunks: Items[Chunk]) -> None:
         """Run one forward: the `step`-th of a round, and chunks of other sequences' prompts."""
-        first_only = [s.first_alone and s.step + ahead + step == 0 for s, _, ahead in self.rows]
+        first_only = [
+            s.block.first_alone and s.block.step + ahead + step == 0 for s, _, ahead in self.rows
+        ]
         if step == 0 or first_only != self._first_only:
             self._head = None  # fewer positions are masked now, or more are needed
         self._first_only = first_only
@@ -147,18 +149,19 @@ class BatchPlan:
         """Lay out this step's windows; in most steps they are those of the step before."""
         windows, encoded = [], []
         for s in self.sequences:
-            start, stop = s.policy.cache.window(s, s.step + step)
-            if s.encodes and start < s.start:  # layers store all K/V before they read any
-                encoded += spans_of(s, start, s.start)
-                start = s.start
-            windows.append(Span(s, start, stop, s.kv_stop))
+            block = s.block
+            start, stop = s.policy.cache.window(s, block.step + step)
+            if s.spec.encodes and start < block.start:  # layers store all K/V before they read any
+                encoded += spans_of(s, start, block.start)
+                start = block.start
+            windows.append(Span(s, start, stop, block.kv_stop))
         drafts: list[Span] = []
         for own in windows:
-            drafts += self.drafting.spans(own, own.sequence.step + step)
+            drafts += self.drafting.spans(own, own.sequence.block.step + step)
         windows += drafts + encoded
         windows += [span for chunk in chunks for span in spans_of(*chunk)]
         windows += [w._replace(copy=w.sequence.uncond) for w in windows if w.sequence.uncond]
-        begins = [s.step + step == 0 for s in self.sequences]
+        begins = [s.block.step + step == 0 for s in self.sequences]
         before, self._shared = self._shared, SharedFirstSteps.of(self.kv, windows, begins)
         if self._windows != windows or before or self._shared:
             self._windows = windows

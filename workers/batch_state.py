@@ -44,7 +44,7 @@ class BatchState:
     ) -> None:
         self.kernels = kernels
         self.sequences, self.slots, self.device = sequences, slots, slots.device
-        self.lengths = [s.stop - s.start for s in sequences]
+        self.lengths = [s.block.length for s in sequences]
         self.length = max(self.lengths)
         self.rows = rows_of(sequences)
         copy_canvases(self.rows, slots)
@@ -75,15 +75,14 @@ class BatchState:
         """Return nine numbers of each row, [9, B], in one copy to the device."""
         numbers = [
             (
-                s.start,
-                s.stop,
+                s.block.start,
+                s.block.stop,
                 row.slot * self.slots.length,
                 s.seed,
                 s.steps_before,
-                s.step + row.ahead,
-                s.index_in_canvas,
-                s.blocks_in_canvas,
-                s.post_steps,
+                s.block.step + row.ahead,
+                *s.canvas.place_of(s.block.index),
+                s.block.post_steps,
             )
             for row in self.rows
             for s in (row.sequence,)
@@ -96,7 +95,7 @@ class BatchState:
         Of a row that is `first_only` they see only the first position of its block.
         """
         floors = [
-            s.policy.iteration.floor(s.steps_before + s.step + ahead + step)
+            s.policy.iteration.floor(s.steps_before + s.block.step + ahead + step)
             for s, _, ahead in self.rows
         ]
         if floors != self._floors:
@@ -231,11 +230,10 @@ class BatchState:
             return ()
         found = []
         for (s, _, ahead), shares in zip(self.rows, self._shares, strict=True):
-            at = s.step + ahead + step
+            at = s.block.step + ahead + step
             # A pinned block's first step may have measured it, and decided nothing.
-            found.append(
-                Plan(s.start, s.stop, shares[at] if at < len(shares) else s.stop - s.start)
-            )
+            share = shares[at] if at < len(shares) else s.block.length
+            found.append(Plan(s.block.start, s.block.stop, share))
         return tuple(found)
 
     def _find_rules(self) -> Rules | None:

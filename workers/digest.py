@@ -14,11 +14,11 @@ def digest(engine: Engine) -> int:
         (
             s.uid,
             s.slot,
-            s.index,
-            s.step,
-            s.clean_end,
-            s.emitted,
-            s.pages,
+            s.block.index,
+            s.block.step,
+            s.kv.clean_end,
+            s.reported.tokens,
+            s.kv.pages,
             s.uncond and s.uncond.pages,
         )
         for s in engine.running

@@ -37,7 +37,7 @@ class Drafting:
         Returns whether any sequence's copies change.
         """
         for sequence in sequences:
-            if sequence.policy.speculation is not None and sequence.step == 0:
+            if sequence.policy.speculation is not None and sequence.block.step == 0:
                 sequence.chance.begin(self._record(sequence))
         self.running = self._wanted(sequences)
         wanted = self.running | self._to_watch(sequences)
@@ -66,7 +66,7 @@ class Drafting:
         found: list[Span] = []
         sequence = own.sequence
         copies, chance = sequence.drafts, sequence.chance
-        masks = int(sequence.masked.sum()) if copies else 0  # each step takes one
+        masks = int(sequence.block.masked.sum()) if copies else 0  # each step takes one
         drafts = sequence.policy.speculation is not None
         chance.lent = masks > 1
         chance.made = chance.lent and copies[0].ready
@@ -91,7 +91,7 @@ class Drafting:
             first = span.start // self.kv.page_size
             last = first + len(span.copy.pages) - 1
             for page in {first, last}:
-                pages.append(span.sequence.pages[page])
+                pages.append(span.sequence.kv.pages[page])
                 onto.append(span.copy.pages[page - first])
         if pages:
             self.kv.copy(pages, onto)
@@ -165,8 +165,8 @@ class Drafting:
         if count > self.kv.num_free:
             return False
         draft.pages, draft.covers = self.kv.allocate(count), covers
-        assert own.sequence.pages_P is not None
-        draft.pages_P = own.sequence.pages_P.clone()
+        assert own.sequence.kv.pages_P is not None
+        draft.pages_P = own.sequence.kv.pages_P.clone()
         draft.pages_P[first : first + count] = torch.tensor(draft.pages)
         return True
 
@@ -183,5 +183,5 @@ class Drafting:
 
 def _size(sequence: Sequence) -> int:
     """Return how many positions a step runs after the block's first."""
-    start, stop = sequence.policy.cache.window(sequence, max(sequence.step, 1))
+    start, stop = sequence.policy.cache.window(sequence, max(sequence.block.step, 1))
     return stop - start

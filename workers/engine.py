@@ -150,7 +150,7 @@ class Engine:
         self._admit()
         if not self.running:
             return []
-        begins = [s for s in self.running if s.step == 0]
+        begins = [s for s in self.running if s.block.step == 0]
         for sequence in begins:
             self.filling.reach(sequence, soon=self.filling.soon)
         filling = [s for s in begins if not self.filling.is_done(s)]
@@ -257,7 +257,7 @@ class Engine:
         while self.waiting and self.slots.num_free:
             sequence = self.waiting[0]
             found = self.kv.prefixes.find(sequence)
-            if not self._room(self._pages(sequence, sequence.kv_stop) - num_held(found)):
+            if not self._room(self._pages(sequence, sequence.block.kv_stop) - num_held(found)):
                 return
             if not self.slots.has_soft_room(sequence):
                 return
@@ -276,19 +276,19 @@ class Engine:
 
     def _extend(self, sequence: Sequence) -> None:
         """Allocate pages up to the end of what the current block sees; the caller has made room."""
-        missing = self.kv.pages_for(sequence.kv_stop) - len(sequence.pages)
+        missing = self.kv.pages_for(sequence.block.kv_stop) - len(sequence.kv.pages)
         if missing <= 0:
             return
-        sequence.pages += self.kv.allocate(missing)
-        sequence.pages_P = torch.tensor(sequence.pages)
+        sequence.kv.pages += self.kv.allocate(missing)
+        sequence.kv.pages_P = torch.tensor(sequence.kv.pages)
         if (uncond := sequence.uncond) is not None:
             uncond.pages += self.kv.allocate(missing)
             uncond.pages_P = torch.tensor(uncond.pages)
 
     def _grow(self, sequence: Sequence) -> None:
         """Make room for the next block; preempt the latest sequences, perhaps this one too."""
-        held = len(sequence.pages) * (2 if sequence.guided else 1)
-        while not self._room(self._pages(sequence, sequence.kv_stop) - held):
+        held = len(sequence.kv.pages) * (2 if sequence.guided else 1)
+        while not self._room(self._pages(sequence, sequence.block.kv_stop) - held):
             latest = self.running[-1]
             self.preempt(latest.uid)
             if latest is sequence:
@@ -303,35 +303,35 @@ class Engine:
         if sequence.uncond is not None:
             self.kv.free(sequence.uncond.pages)
         self.slots.release(sequence)
-        sequence.pages, sequence.pages_P = [], None
+        sequence.kv.pages, sequence.kv.pages_P = [], None
 
     # After a round.
 
     def _settle(self, sequence: Sequence, outcome: Outcome) -> Update:
         """Apply a round's outcome: report final tokens, move to the next block, or finish."""
-        right = outcome.step - sequence.step - 1
+        block = sequence.block
+        right = outcome.step - block.step - 1
         sequence.chance.note(right, foreseen=outcome.foreseen, done=outcome.done)
-        sequence.step = outcome.step
-        sequence.post_steps = outcome.post_steps
-        if sequence.clean_end < sequence.start:  # the block's first step stored the missing K/V
-            self.kv.prefixes.keep(sequence, sequence.start)
-        assert sequence.step <= sequence.most_steps, "a block took more steps than it may"
-        sequence.masked_L = outcome.masked
+        block.step = outcome.step
+        block.post_steps = outcome.post_steps
+        if sequence.kv.clean_end < block.start:  # the block's first step stored the missing K/V
+            self.kv.prefixes.keep(sequence, block.start)
+        assert block.step <= sequence.most_steps, "a block took more steps than it may"
+        block.masked = outcome.masked
         if sequence.measures:
             outcome = self._measured(sequence, outcome)
         update = report(sequence, outcome)
         self.tokens += len(update.ids)
         if update.finish_reason:
             self._release(sequence)
-            sequence.memory = sequence.masked_L = sequence.top = None
         elif outcome.done:
             self._replan()
-            length = sequence.length
+            length = sequence.canvas.length
             sequence.finish_block(outcome.ids)
-            if sequence.length > length:
+            if sequence.canvas.length > length:
                 self.slots.write(sequence)
             self._grow(sequence)
-        elif self.kv.pages_for(sequence.kv_stop) > len(sequence.pages):  # it skipped a block
+        elif sequence.block.index > block.index:  # it skipped a block
             self._grow(sequence)
         return update
 

@@ -18,9 +18,9 @@ class Chunk(NamedTuple):
     def next(sequence: Sequence, most: int) -> "Chunk":
         """Return the next chunk to store: whole blocks, of at most `most` positions or just one."""
         block = sequence.policy.causal_length
-        start = sequence.clean_end
+        start = sequence.kv.clean_end
         stop = start + max(most // block, 1) * block
-        return Chunk(sequence, start, sequence.images.not_inside(min(stop, sequence.start)))
+        return Chunk(sequence, start, sequence.images.not_inside(min(stop, sequence.block.start)))
 
 
 class Filling:
@@ -33,7 +33,7 @@ class Filling:
         """Skip the part of the prefix that other sequences store."""
         self.kv.prefixes.reach(sequence, soon)
         if not sequence.forwards:  # it has stored nothing itself
-            sequence.cached = sequence.clean_end
+            sequence.kv.cached = sequence.kv.clean_end
 
     def is_done(self, sequence: Sequence) -> bool:
         """Return whether the sequence can denoise."""
@@ -45,7 +45,7 @@ class Filling:
             return 0
         if self._has_chunks(sequence):
             return Chunk.next(sequence, self.chunk).stop
-        return sequence.start
+        return sequence.block.start
 
     def chunks(self, sequences: list[Sequence]) -> list[Chunk]:
         """Return the next chunk of each sequence, unless another sequence stores it."""
@@ -57,6 +57,5 @@ class Filling:
         return found
 
     def _has_chunks(self, sequence: Sequence) -> bool:
-        return sequence.policy.cache.keeps_prefix and sequence.start - sequence.clean_end > max(
-            self.chunk, sequence.policy.causal_length
-        )
+        policy, missing = sequence.policy, sequence.block.start - sequence.kv.clean_end
+        return policy.cache.keeps_prefix and missing > max(self.chunk, policy.causal_length)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from diffray.components.first_steps import Canvas, FirstStep
+from diffray.components.first_steps import FirstStep, FirstStepKey
 from diffray.components.kv_pool import KVPool
 from diffray.workers.layout import Layout, Span
 
@@ -23,7 +23,7 @@ class SharedFirstSteps:
 
     kv: KVPool
     windows: list[Span]  # of all sequences, in order
-    leaders: dict[Canvas, Span] = field(default_factory=dict)  # run their step, and share it
+    leaders: dict[FirstStepKey, Span] = field(default_factory=dict)  # run their step, and share it
     followers: list[tuple[Span, Span]] = field(default_factory=list)  # each with its leader
     kept: list[tuple[Span, FirstStep]] = field(default_factory=list)  # each with its kept step
 
@@ -34,9 +34,9 @@ class SharedFirstSteps:
             return None
         found = SharedFirstSteps(kv, [*windows])
         for number, (span, begin) in enumerate(zip(windows, begins, strict=False)):
-            canvas = Canvas.of(span.sequence) if begin else None
-            if canvas is not None:
-                found._place(number, span, canvas)
+            key = FirstStepKey.of(span.sequence) if begin else None
+            if key is not None:
+                found._place(number, span, key)
         return found if found.leaders or found.kept or found.windows != windows else None
 
     @property
@@ -61,36 +61,36 @@ class SharedFirstSteps:
         pages: list[int] = []
         onto: list[int] = []
         for span, leader in self.followers:
-            pages += leader.sequence.pages
-            onto += span.sequence.pages
-        for canvas, span in self.leaders.items():
-            count = len(span.sequence.pages)
+            pages += leader.sequence.kv.pages
+            onto += span.sequence.kv.pages
+        for key, span in self.leaders.items():
+            count = len(span.sequence.kv.pages)
             if count <= self.kv.num_free:
-                first, (start, stop, _) = layout.offset_of(span), canvas.read
+                first, (start, stop, _) = layout.offset_of(span), key.read
                 own_NH = hidden_TH[first + start : first + stop].clone()
                 step = FirstStep(self.kv.allocate(count), start, own_NH)
-                pages += span.sequence.pages
+                pages += span.sequence.kv.pages
                 onto += step.pages
-                self.kv.first_steps.keep(canvas, step)
+                self.kv.first_steps.keep(key, step)
         if pages:
             self.kv.copy(pages, onto)
         return torch.cat([hidden_TH, *(step.hidden_NH for _, step in self.kept)])
 
-    def _place(self, number: int, span: Span, canvas: Canvas) -> None:
+    def _place(self, number: int, span: Span, key: FirstStepKey) -> None:
         """Let a sequence at its first step take one over, or run its own."""
         sequence, cached = span.sequence, 0
-        if canvas in self.leaders:
-            self.followers.append((span, self.leaders[canvas]))
-            cached = sequence.prompt_len
-        elif (step := self.kv.first_steps.find(canvas)) is not None:
+        if key in self.leaders:
+            self.followers.append((span, self.leaders[key]))
+            cached = sequence.canvas.prompt_len
+        elif (step := self.kv.first_steps.find(key)) is not None:
             self.kept.append((span, step))
-            self.kv.copy(step.pages, sequence.pages)
-            cached = sequence.prompt_len
-        elif pages := self.kv.first_steps.alike(canvas):
-            self.kv.copy(pages, sequence.pages[: len(pages)])
-            cached, sequence.approximate = len(pages) * self.kv.page_size, True
+            self.kv.copy(step.pages, sequence.kv.pages)
+            cached = sequence.canvas.prompt_len
+        elif pages := self.kv.first_steps.alike(key):
+            self.kv.copy(pages, sequence.kv.pages[: len(pages)])
+            cached, sequence.kv.approximate = len(pages) * self.kv.page_size, True
             self.windows[number] = span._replace(start=cached)
         else:
-            self.leaders[canvas] = span
+            self.leaders[key] = span
         if not sequence.forwards:
-            sequence.cached = cached
+            sequence.kv.cached = cached

@@ -103,10 +103,11 @@ def _adapted(windows: list[Span], offsets: list[int], device: torch.device) -> t
 
 
 def _window(span: Span, slots: Slots) -> Window:
-    canvas = span.copy or span.sequence
-    assert canvas.pages_P is not None
+    sequence, canvas = span.sequence, span.copy or span.sequence
+    pages_P = sequence.kv.pages_P if span.copy is None else span.copy.pages_P
+    assert pages_P is not None
     cell = canvas.slot * slots.length
-    block = span.sequence.causal_at(span.start)
+    block = sequence.causal_at(span.start)
     # Positions before the block are final, on pages that may be shared, so they are read as stored.
-    first_open = span.sequence.start if span.sequence.policy.cache.keeps_prefix else 0
-    return Window(span.start, span.stop, span.kv_stop, block, canvas.pages_P, cell, first_open)
+    first_open = sequence.block.start if sequence.policy.cache.keeps_prefix else 0
+    return Window(span.start, span.stop, span.kv_stop, block, pages_P, cell, first_open)

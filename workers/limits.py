@@ -31,10 +31,10 @@ class Limits:
     def footprint(self, sequence: "Sequence") -> Footprint:
         policy = sequence.policy
         return Footprint(
-            pages=self.pages(sequence, sequence.kv_stop),
-            most=self.pages(sequence, sequence.most_length),
-            block=sequence.causal_block if self._may_share(sequence) else 0,
-            step=sequence.added_blocks * policy.block_length if policy.canvas_length else 1,
+            pages=self.pages(sequence, sequence.block.kv_stop),
+            most=self.pages(sequence, sequence.canvas.most_length),
+            block=sequence.canvas.causal_block if self._may_share(sequence) else 0,
+            step=sequence.canvas.added_blocks * policy.block_length if policy.canvas_length else 1,
         )
 
     def _may_share(self, sequence: "Sequence") -> bool:

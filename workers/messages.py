@@ -69,7 +69,7 @@ class Request:
     resume: Resume | None = None
     cache_salt: str = ""
     images: tuple[Image, ...] = ()  # whose soft tokens are in the prompt
-    grammar: bytes = b""  # an `Automaton` or a `Canvas` that the answer follows; empty: none
+    grammar: bytes = b""  # an `Automaton` or a `Template` that the answer follows; empty: none
     lora: LoRA | None = None  # the adapter to answer with
 
     def to_wire(self) -> "WireRequest":

@@ -31,16 +31,17 @@ class Outcome(NamedTuple):
     @staticmethod
     def before_steps(sequence: Sequence, mask_token_id: int) -> "Outcome":
         """Return the outcome of a block in which nothing has been decided yet."""
-        given, masked = sequence.given(sequence.start, sequence.stop), sequence.masked
+        block = sequence.block
+        given = sequence.canvas.given(block.start, block.stop)
         return Outcome(
             ids=[mask_token_id if token is None else token for token in given],
-            masked=masked,
+            masked=block.masked,
             decided=0,
             steps=[0] * len(given),
             logprobs=[0.0] * len(given),
-            step=sequence.step,
+            step=block.step,
             post_steps=0,
-            done=not bool(masked.any()),
+            done=not bool(block.masked.any()),
             foreseen=False,
             top=[],
         )

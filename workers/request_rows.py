@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from diffray.components.backend import send
-from diffray.components.pins import Pins, Stretch
+from diffray.components.pinned_canvas import PinnedCanvas, Stretch
 from diffray.components.propose import Options, Rows, SlotEnd
 from diffray.components.row_transform import Planned, Where
 from diffray.components.sequence import Sequence
@@ -45,7 +45,7 @@ class Softened(NamedTuple):
 class Choice(NamedTuple):
     """A slot whose options' probabilities are reported, and its rows."""
 
-    pins: Pins
+    canvas: PinnedCanvas
     stretch: Stretch
     rows_N: Tensor
 
@@ -65,7 +65,7 @@ class HeadPlan:
         at = 0
         for choice in self.choices:
             size = choice.stretch.stop - choice.stretch.start
-            choice.pins.weigh(choice.stretch, options_EK[at : at + size].tolist())
+            choice.canvas.weigh(choice.stretch, options_EK[at : at + size].tolist())
             at += size
 
     @property
@@ -111,20 +111,20 @@ def _tokens(sequences: Items[Sequence], layout: Layout, row_R: Tensor, offset_R:
         offset - window.start
         for offset, window in zip(layout.offsets, layout.windows, strict=False)
     ]
-    first_B = torch.tensor([s.start - s.logit_shift for s in sequences])
+    first_B = torch.tensor([s.block.start - s.spec.logit_shift for s in sequences])
     return torch.tensor(before_B)[row_R] + (first_B[row_R] + offset_R).clamp(min=0)
 
 
 def _wanted(sequence: Sequence, window: Span, *, only_first: bool) -> Tensor:
     """Return the positions of its block at which the sequence needs a token, as a mask."""
-    positions = torch.arange(sequence.start, sequence.stop)
+    positions = torch.arange(sequence.block.start, sequence.block.stop)
     if only_first:
-        return positions == sequence.start
-    wanted = sequence.masked
+        return positions == sequence.block.start
+    wanted = sequence.block.masked
     if sequence.policy.decoder.edits:
-        wanted = positions >= sequence.prompt_len
+        wanted = positions >= sequence.canvas.prompt_len
     if sequence.policy.cache.follows_masks:
-        first = window.start + sequence.logit_shift
+        first = window.start + sequence.spec.logit_shift
         wanted = wanted & (positions >= first) & (positions < window.stop)
     return wanted
 
@@ -157,14 +157,14 @@ class _Collector:
         """Add the rows of a sequence's block, with its options."""
         params, policy = sequence.params, sequence.policy
         filters = max(params.top_k, 0), params.top_p, params.min_p
-        temperature = sequence.temperature(sequence.step)
+        temperature = sequence.temperature(sequence.block.step)
         draw = Draw(_rows(span), temperature, *filters) if params.draws else None
         own = _rows(span), offset_R[span], draw
         if sequence.automaton is not None:
             part = StructuredPart.of_answer(number, sequence, self.length, *own)
             self.structured[part.alike].append(part)
-        elif sequence.pins is not None:
-            self._slots(number, sequence, *own)
+        elif isinstance(sequence.canvas, PinnedCanvas):
+            self._slots(number, sequence, sequence.canvas, *own)
         elif draw is not None:
             self.draws.append(draw)
             self.redraws |= policy.speculation is not None and bool(sequence.drafts)
@@ -183,23 +183,28 @@ class _Collector:
             if doubted and (bias := Bias.forbid(doubted).plan(where)):
                 self.doubted.append(bias)
         if policy.iteration.soft:
-            masked = sequence.masked[offset_R[span]]
-            positions = sequence.start + offset_R[span][masked]
+            masked = sequence.block.masked[offset_R[span]]
+            positions = sequence.block.start + offset_R[span][masked]
             self._soften(number, _rows(span)[masked], positions, layout)
 
     def _slots(
-        self, number: int, sequence: Sequence, rows_N: Tensor, offsets_N: Tensor, draw: Draw | None
+        self,
+        number: int,
+        sequence: Sequence,
+        canvas: PinnedCanvas,
+        rows_N: Tensor,
+        offsets_N: Tensor,
+        draw: Draw | None,
     ) -> None:
         """Add the slots of a pinned canvas; tokens of each are chosen separately."""
-        assert sequence.pins is not None
-        params, end_id = sequence.params, sequence.pins.canvas.end_id
-        first = sequence.start - sequence.prompt_len
-        for stretch in sequence.stretches:
+        params, end_id = sequence.params, canvas.template.end_id
+        first = canvas.first_cell(sequence.block)
+        for stretch in canvas.stretches(sequence.block):
             end = SlotEnd(end_id, stretch.roomy)
             part = StructuredPart.of_slot(stretch, first, end, rows_N, offsets_N, draw)
             part = part._replace(cells_L=part.cells_L + number * self.length)
             if params.logprobs and stretch.whole and len(part.rows_N) == len(part.cells_L):
-                self.choices.append(Choice(sequence.pins, stretch, part.rows_N))
+                self.choices.append(Choice(canvas, stretch, part.rows_N))
             if len(part.rows_N):
                 self.structured[part.alike].append(part)
                 if sequence.policy.decoder.whole_slots:
@@ -208,11 +213,12 @@ class _Collector:
     def beyond(self, number: int, sequence: Sequence, layout: Layout) -> None:
         """Add the masked positions of the window after the block."""
         window = layout.windows[number]
-        stop = min(window.stop, sequence.blocks_stop)
-        positions = torch.arange(sequence.stop, max(stop, sequence.stop))
+        stop = min(window.stop, sequence.canvas.blocks_stop)
+        positions = torch.arange(sequence.block.stop, max(stop, sequence.block.stop))
         rows = torch.arange(self.count, self.count + len(positions))
         self.count += len(positions)
-        self.tokens.append(layout.offsets[number] + positions - sequence.logit_shift - window.start)
+        before = sequence.spec.logit_shift + window.start
+        self.tokens.append(layout.offsets[number] + positions - before)
         self._soften(number, rows, positions, layout)
 
     def _where(
@@ -223,7 +229,7 @@ class _Collector:
             uncond = layout.offset_of(layout.windows[number]._replace(copy=sequence.uncond))
             uncond_R = self.tokens[0][span] + uncond - layout.offsets[number]
             self.uncond_tokens.append(uncond_R)
-        return Where(span, sequence.start + offset_R[span], uncond_R, sequence)
+        return Where(span, sequence.block.start + offset_R[span], uncond_R, sequence)
 
     def _soften(self, number: int, rows: Tensor, positions: Tensor, layout: Layout) -> None:
         self.soft.append((rows, number))

@@ -68,7 +68,6 @@ class Slots:
             sequence.uncond = self.lend_copy()
         if sequence.policy.iteration.renoises:
             sequence.best = self.lend_copy()
-        self.layout = None  # it may hold the sequence's slot and pages from before a preemption
         self.write(sequence)
         if sequence.policy.iteration.soft:
             self.soft.enter(sequence.slot, *sequence.soft_span)
@@ -87,17 +86,17 @@ class Slots:
 
     def write(self, sequence: Sequence) -> None:
         """Write a sequence's canvas: prompt, final tokens, masks, pinned tokens, suffix."""
-        canvas = sequence.given(0, sequence.length)
+        canvas = sequence.canvas.given(0, sequence.canvas.length)
         self._write(sequence.slot, canvas)
         if sequence.best is not None:  # its canvas shows noise
-            first = max(sequence.start, sequence.prompt_len)
-            shown = _first_noise(sequence.seed, first, sequence.length, self.vocab_size)
-            self.ids_SN[sequence.slot, first : sequence.length] = send(
+            first = max(sequence.block.start, sequence.canvas.prompt_len)
+            shown = _first_noise(sequence.seed, first, sequence.canvas.length, self.vocab_size)
+            self.ids_SN[sequence.slot, first : sequence.canvas.length] = send(
                 torch.tensor(shown), self.device
             )
         if sequence.uncond is not None:
-            first, last = sequence.prompt_len, sequence.blocks_stop
-            after = [None] * (sequence.length - last)
+            first, last = sequence.canvas.prompt_len, sequence.canvas.blocks_stop
+            after = [None] * (sequence.canvas.length - last)
             self._write(sequence.uncond.slot, [*[None] * first, *canvas[first:last], *after])
 
     def _write(self, slot: int, canvas: Items[int | None]) -> None:
@@ -111,6 +110,7 @@ class Slots:
 
     def release(self, sequence: Sequence) -> None:
         """Take the slot and the copies back."""
+        self.layout = None  # it may hold the sequence, its slot and its pages
         self.soft.leave(sequence.slot)
         self._free.append(sequence.slot)
         sequence.slot = -1
@@ -124,7 +124,7 @@ class Slots:
     def checksum(self, sequences: Items[Sequence]) -> int:
         """Return a checksum of these canvases; waits for the device."""
         slots = send(torch.tensor([s.slot for s in sequences], dtype=torch.long), self.device)
-        longest = max((s.length for s in sequences), default=0)
+        longest = max((s.canvas.length for s in sequences), default=0)
         return int(checksum(self.ids_SN[slots, :longest], self.masked_SN[slots, :longest]))
 
 

@@ -15,7 +15,7 @@ from diffray.components.backend import send
 from diffray.components.grammar.automata import Automata
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.paths import Entry
-from diffray.components.pins import Stretch
+from diffray.components.pinned_canvas import Stretch
 from diffray.components.propose import Draws, SlotEnd, Structured
 from diffray.components.sequence import Sequence
 from diffray.components.slot_values import Values
@@ -61,17 +61,17 @@ class StructuredPart(NamedTuple):
         """Return a block's part of an answer, padded to `length` positions."""
         automaton = sequence.automaton
         assert automaton is not None
-        at_L = sequence.start + torch.arange(length)
+        at_L = sequence.block.start + torch.arange(length)
         # A text that may be cut anywhere need not end within a growing canvas's max_tokens.
         cut = sequence.policy.canvas_length > 0 and not automaton.distance_Q.any()
-        stop = sequence.stop if cut else min(sequence.stop, sequence.limit)
+        stop = sequence.block.stop if cut else min(sequence.block.stop, sequence.canvas.limit)
         return StructuredPart(
             automaton,
             rows_N,
             offsets_N,
             number * length + torch.arange(length),
-            (at_L >= sequence.prompt_len) & (at_L < stop),
-            max(sequence.limit - sequence.stop, 0),
+            (at_L >= sequence.canvas.prompt_len) & (at_L < stop),
+            max(sequence.canvas.limit - sequence.block.stop, 0),
             sequence.state,
             draw,
         )

@@ -11,8 +11,8 @@ from diffray.cluster.control.grammar_pool import GrammarPool, NotStarted
 from diffray.cluster.frontend.bad_words import NO_BAD_TOKENS, BadTokens
 from diffray.cluster.frontend.text import Tokenizer
 from diffray.components.config import InvalidField
-from diffray.components.grammar.canvas import Canvas
 from diffray.components.grammar.structured import StructuredOutputs
+from diffray.components.grammar.template import Template
 from diffray.components.models.advice import told
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams, Policy
@@ -106,7 +106,7 @@ class ParamsBuilder:
         wanted, room = body.wanted_tokens, self.room(diffusion, taken)
         context, least = taken + room, body.min_tokens or 0
         if wanted is None and diffusion.canvas == "pinned" and grammar:
-            wanted = len(Canvas.from_bytes(grammar).cells)
+            wanted = len(Template.from_bytes(grammar).cells)
         elif wanted is None:
             default = self.defaults.max_tokens or body.default_tokens
             wanted = max(min(default, max(room, 1)), least)

@@ -32,7 +32,7 @@ from diffray.cluster.frontend.prompts import (
 )
 from diffray.cluster.frontend.text import Messages, Tokenizer
 from diffray.components.checkpoints.folder import resolve
-from diffray.components.grammar.canvas import LONGEST
+from diffray.components.grammar.template import LONGEST
 from diffray.components.params import SamplingKeywords, SamplingParams
 from diffray.components.policy import DiffusionParams
 from diffray.workers.adapters import LoadedAdapters

@@ -22,5 +22,5 @@ class Dual(CachePolicy):
 
     def window(self, sequence: "Sequence", step: int) -> tuple[int, int]:
         if refreshes(step, self.refresh):
-            return 0, sequence.kv_stop
-        return sequence.read_start, sequence.stop
+            return 0, sequence.block.kv_stop
+        return sequence.block.read_start, sequence.block.stop

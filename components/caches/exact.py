@@ -27,8 +27,9 @@ class Exact(CachePolicy):
 
 def block_window(sequence: "Sequence", step: int) -> tuple[int, int]:
     """Return the block; its first step also runs earlier positions not yet stored as final."""
+    block, clean_end = sequence.block, sequence.kv.clean_end
     if step > 0:
-        return sequence.read_start, sequence.stop
-    if sequence.first_alone:  # the position before the block decides the first one
-        return min(sequence.clean_end, sequence.start - sequence.logit_shift), sequence.start
-    return min(sequence.clean_end, sequence.read_start), sequence.stop
+        return block.read_start, block.stop
+    if block.first_alone:  # the position before the block decides the first one
+        return min(clean_end, block.start - sequence.spec.logit_shift), block.start
+    return min(clean_end, block.read_start), block.stop

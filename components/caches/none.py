@@ -16,4 +16,4 @@ class NoCache(CachePolicy):
     kind: Literal["none"] = "none"
 
     def window(self, sequence: "Sequence", step: int) -> tuple[int, int]:
-        return 0, sequence.kv_stop
+        return 0, sequence.block.kv_stop

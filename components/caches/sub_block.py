@@ -24,10 +24,10 @@ class SubBlock(CachePolicy):
     kind: Literal["sub_block"] = "sub_block"
 
     def window(self, sequence: "Sequence", step: int) -> tuple[int, int]:
-        masked, length = sequence.masked, sequence.policy.iteration.sub_block()
-        if step > sequence.first_alone and masked.any():  # the block has been run as a whole
+        masked, length = sequence.block.masked, sequence.policy.iteration.sub_block()
+        if step > sequence.block.first_alone and masked.any():  # the block has been run as a whole
             at = int(masked.int().argmax()) // length * length
             if not masked[at]:
-                start = sequence.start + at
-                return start, min(start + length, sequence.stop)
+                start = sequence.block.start + at
+                return start, min(start + length, sequence.block.stop)
         return block_window(sequence, step)

@@ -36,7 +36,7 @@ class Vicinity(CachePolicy):
     def window(self, sequence: "Sequence", step: int) -> tuple[int, int]:
         warming = sequence.steps_before + step <= self.warmup
         if warming or refreshes(step, self.refresh):
-            return 0, sequence.kv_stop
-        return max(0, sequence.read_start - self.before), min(
-            sequence.kv_stop, sequence.stop + self.after
+            return 0, sequence.block.kv_stop
+        return max(0, sequence.block.read_start - self.before), min(
+            sequence.block.kv_stop, sequence.block.stop + self.after
         )

@@ -42,6 +42,6 @@ class Fixed(Decoder):
     def rule(self, sequence: "Sequence") -> Rule | None:
         if self.remasking == "random":
             return None
-        index, count = sequence.index_in_canvas, sequence.blocks_in_canvas
+        index, count = sequence.canvas.place_of(sequence.block.index)
         before, after = (self.steps * at // count for at in (index, index + 1))
         return Rule(EVEN, steps=max(after - before, 1))

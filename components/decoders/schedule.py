@@ -46,9 +46,9 @@ class Schedule(Decoder):
         return accepted_BL & block.masked_BL
 
     def shares(self, sequence: "Sequence") -> tuple[int, ...]:
-        index, count = sequence.index_in_canvas, sequence.blocks_in_canvas
+        index, count = sequence.canvas.place_of(sequence.block.index)
         steps = self.steps * (index + 1) // count - self.steps * index // count
-        masks = sequence.stop - max(sequence.start, sequence.prompt_len)
+        masks = sequence.block.length - sequence.block.given
         from diffray.kernels.dream_schedule import shares  # with torch, which options do without
 
-        return shares(max(steps, 1), self.eps, masks, sequence.first_alone)
+        return shares(max(steps, 1), self.eps, masks, sequence.block.first_alone)

@@ -16,12 +16,12 @@ import numpy as np
 import diffray
 from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import Automaton, build, of_texts
-from diffray.components.grammar.canvas import Canvas, Encode, Options, lay_out, spell
 from diffray.components.grammar.context_free import DEEPEST, bounded
 from diffray.components.grammar.expressions import over_bytes, too_large
 from diffray.components.grammar.gbnf import read_grammar
 from diffray.components.grammar.json_fields import Field
 from diffray.components.grammar.structured import StructuredOutputs
+from diffray.components.grammar.template import Encode, Options, Template, lay_out, spell
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -78,7 +78,7 @@ class Grammars:
         compile_regex("a", {b"a": [0]}, (1,), 2)
         _ = self._slots, self._spelled
 
-    def _lay_out(self, outputs: StructuredOutputs, slot_length: int) -> Canvas:
+    def _lay_out(self, outputs: StructuredOutputs, slot_length: int) -> Template:
         encode = self._encode
         assert encode is not None
         return lay_out(

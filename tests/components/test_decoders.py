@@ -7,6 +7,7 @@ import torch
 
 from diffray.components.block import Measures
 from diffray.components.caches.none import NoCache
+from diffray.components.canvas import Canvas
 from diffray.components.decoder import Decoder
 from diffray.components.decoders.budget_threshold import BudgetThreshold
 from diffray.components.decoders.credit import Credit
@@ -26,6 +27,7 @@ from diffray.components.policy import Policy
 from diffray.components.sequence import Sequence
 from diffray.kernels.credit import Credits, Gains, Memory, remember
 from tests.helpers.decoding import DECIDED, accepted, block_of, proposal_of
+from tests.helpers.toy import toy_spec
 
 SHARES = (0.5, 0.95, 0.7, 0.6, 0.5, DECIDED, DECIDED, DECIDED)  # of 8 positions in 3 steps: 3, 3, 2
 LEFT = (DECIDED, 0.2, DECIDED, 0.9, 0.1, 0.8, DECIDED, 0.5)
@@ -198,7 +200,8 @@ def test_a_schedule_takes_the_surest_of_what_is_planned(order: str, best: int) -
 def sequence_of(length: int, iteration: Iteration, blocks: int = 1) -> Sequence:
     policy = Policy(length, length, iteration, Schedule(), NoCache(), 0.0)
     params = SamplingParams(max_tokens=length * blocks)
-    return Sequence(0, (1, 2), params, policy, False, frozenset())
+    canvas = Canvas((1, 2), (), params.max_tokens, policy, toy_spec(), 2**62)
+    return Sequence(0, params, policy, canvas, frozenset())
 
 
 @pytest.mark.parametrize("iteration", [Blockwise(), FirstToken()], ids=["all", "first"])

@@ -14,9 +14,9 @@ from benchmarks.decisions import ask, questions, ways
 from diffray import DiffusionLLM
 from diffray.components.config import InvalidField
 from diffray.components.grammar.automaton import of_texts
-from diffray.components.grammar.canvas import Canvas, lay_out, spell
 from diffray.components.grammar.compile import Grammars, compile_regex
 from diffray.components.grammar.structured import StructuredOutputs
+from diffray.components.grammar.template import Template, lay_out, spell
 from tests.helpers.random_grammars import random_ids
 from tests.helpers.random_schemas import random_schema
 
@@ -26,7 +26,7 @@ END = len(TEXTS)
 VOCABULARY = {text: [token] for token, text in enumerate(TEXTS)}
 
 
-def canvas_of(slot_length: int = 8, **given: Any) -> Canvas:
+def canvas_of(slot_length: int = 8, **given: Any) -> Template:
     return lay_out(
         StructuredOutputs(**given).parts,
         slot_length,
@@ -63,7 +63,7 @@ def test_too_many_options_are_refused_before_a_table_is_filled() -> None:
         grammars.compile(StructuredOutputs(choice=texts), 8)
 
 
-def random_filling(canvas: Canvas, draw: random.Random) -> str:
+def random_filling(canvas: Template, draw: random.Random) -> str:
     text, numbers = b"", set()
     for cell in canvas.cells[:-1]:
         number = -1 - cell

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from diffray.components.grammar.automaton import Automaton
-from diffray.components.grammar.canvas import Canvas
+from diffray.components.grammar.template import Template
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request
 from tests.helpers.random_canvases import random_canvas
@@ -189,7 +189,7 @@ def pinned(request: Request, number: int, **diffusion: object) -> Request:
     own = request.params.diffusion.model_dump(exclude_unset=True) | {"canvas": "pinned"}
     given = request.params.model_dump(exclude={"diffusion"}) | {"ignore_eos": False}
     data = canvas_of(number)
-    given |= {"max_tokens": len(Canvas.from_bytes(data).cells), "diffusion": own | diffusion}
+    given |= {"max_tokens": len(Template.from_bytes(data).cells), "diffusion": own | diffusion}
     return replace(request, params=SamplingParams(**given), grammar=data)
 
 

@@ -12,13 +12,13 @@ def pages_are_in_order(engine: Engine) -> None:
     for node in prefixes.idle:
         assert node.stored and not node.holders
         pages.update(node.pages)
-    shared = {node for sequence in engine.running for node in sequence.nodes}
+    shared = {node for sequence in engine.running for node in sequence.kv.nodes}
     for node in shared:
         pages.update(node.pages)
     for sequence in engine.running:
-        first = [page for node in sequence.nodes for page in node.pages]
-        assert sequence.pages[: len(first)] == first
-        pages.update(sequence.pages[len(first) :])
+        first = [page for node in sequence.kv.nodes for page in node.pages]
+        assert sequence.kv.pages[: len(first)] == first
+        pages.update(sequence.kv.pages[len(first) :])
         for copy in (sequence.uncond, *sequence.drafts):
             pages.update(copy.pages if copy else ())
     kept = [page for step in kv.first_steps.kept.values() for page in step.pages]

@@ -3,11 +3,11 @@
 import random
 from collections.abc import Sequence as Items
 
-from diffray.components.grammar.canvas import Canvas, Slot
+from diffray.components.grammar.template import Slot, Template
 from tests.helpers.random_grammars import random_automaton, state_after
 
 
-def random_canvas(draw: random.Random, size: int, mask_id: int, end_id: int) -> Canvas:
+def random_canvas(draw: random.Random, size: int, mask_id: int, end_id: int) -> Template:
     """Return a canvas of some slots between literals, with just enough positions or with more."""
     usual = [token for token in range(size) if token not in (mask_id, end_id)]
     cells, slots = draw.choices(usual, k=draw.randint(0, 9)), []
@@ -19,10 +19,10 @@ def random_canvas(draw: random.Random, size: int, mask_id: int, end_id: int) -> 
         tokens = tuple(sorted(options)) if draw.random() < 0.7 else ()
         slots.append(Slot(f"f{number}", automaton, following[0], tuple(map(str, tokens)), tokens))
         cells += [-1 - number] * length + following
-    return Canvas((*cells, end_id), tuple(slots))
+    return Template((*cells, end_id), tuple(slots))
 
 
-def fits(canvas: Canvas, ids: Items[int], banned: frozenset[int] = frozenset()) -> bool:
+def fits(canvas: Template, ids: Items[int], banned: frozenset[int] = frozenset()) -> bool:
     """Whether these tokens are the canvas's literals with a value of each slot in its place."""
     places = {0}  # in `ids`, that the cells so far may end at
     numbers: set[int] = set()

@@ -39,7 +39,7 @@ def test_watched_requests_show_the_canvas_of_every_round(
                 assert update.canvas is None
             elif not update.finish_reason:
                 (sequence,) = [s for s in engine.running if s.uid == uid]
-                place = sequence.slot, slice(sequence.prompt_len, sequence.limit)
+                place = sequence.slot, slice(sequence.canvas.prompt_len, sequence.canvas.limit)
                 masked_N, ids_N = engine.slots.masked_SN[place], engine.slots.ids_SN[place]
                 shown = ids_N.masked_fill(masked_N, -1).tolist()
                 assert update.canvas == [None if token < 0 else token for token in shown]

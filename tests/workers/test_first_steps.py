@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.golden import EOS, MASK
 from diffray import DiffusionLLM, SamplingParams
-from diffray.components.first_steps import Canvas, FirstStep
+from diffray.components.first_steps import FirstStep, FirstStepKey
 from diffray.components.lora import LoRA
 from diffray.kernels.formats import Format
 from diffray.workers.engine import Engine
@@ -104,7 +104,7 @@ def test_each_adapter_and_each_version_has_its_own() -> None:
         sequence = engine.check(replace(request(0), lora=lora))
         engine.waiting.append(sequence)
         drain(engine)
-        assert sequence.cached == 0
+        assert sequence.kv.cached == 0
     assert first_steps.num_pages == 3 * engine.kv.pages_for(CANVAS)
     engine.kv.forget_prefixes()  # as new weights and sleep do
     assert first_steps.num_pages == 0
@@ -155,7 +155,7 @@ def test_no_token_changes_under_eviction_preemption_and_interrupts(
     find = engine.kv.first_steps.find
     kept: list[FirstStep | None] = []
 
-    def noted(canvas: Canvas) -> FirstStep | None:
+    def noted(canvas: FirstStepKey) -> FirstStep | None:
         kept.append(find(canvas))
         return kept[-1]
 

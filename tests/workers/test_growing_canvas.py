@@ -109,9 +109,9 @@ def test_a_resumed_request_is_expected_to_take_the_pages_of_its_canvas(limit: in
     checked = check_request(Request(0, prompt_of(10), params), limits)
     sequence = checked.new_sequence()
     while True:
-        ids = sequence.final[:limit]
+        ids = sequence.canvas.final[:limit]
         queued = QueuedRequest(checked, checked.footprint, 0, None, 0, ids=ids)
-        assert queued.needs == limits.pages(sequence, sequence.kv_stop)
+        assert queued.needs == limits.pages(sequence, sequence.block.kv_stop)
         if sequence.in_last_block:
             break
         sequence.finish_block([5] * 8)

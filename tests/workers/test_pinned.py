@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from diffray.components.config import InvalidField
-from diffray.components.grammar.canvas import Canvas
+from diffray.components.grammar.template import Template
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Request, Resume, Update
 from tests.helpers.mixed_requests import (
@@ -32,7 +32,8 @@ def test_every_answer_fits_its_canvas_whatever_the_policy(
         requests = pinned_requests(policies, seed)
         found = run(toy_engine(model, num_slots=len(requests)), requests, steps)
         for request in requests:
-            assert fits(Canvas.from_bytes(request.grammar), found[request.uid]), (seed, request.uid)
+            template = Template.from_bytes(request.grammar)
+            assert fits(template, found[request.uid]), (seed, request.uid)
 
 
 def whole_answer(model: ToyModel, request: Request) -> Update:
@@ -75,7 +76,7 @@ def test_a_choice_s_options_share_all_probability() -> None:
         for number in range(30):
             plain = Request(0, prompt_of(5), SamplingParams(logprobs=True, max_tokens=90))
             update = whole_answer(model, pinned(plain, number))
-            canvas = Canvas.from_bytes(canvas_of(number))
+            canvas = Template.from_bytes(canvas_of(number))
             assert update.fields.keys() == {slot.path for slot in canvas.slots}
             assert len(update.logprobs) == len(update.ids) == len(update.steps)
             for slot in canvas.slots:
@@ -89,7 +90,7 @@ def test_a_choice_s_options_share_all_probability() -> None:
 
 def test_tokens_that_are_not_allowed_are_in_no_slot() -> None:
     for number in range(20):
-        canvas = Canvas.from_bytes(canvas_of(number))
+        canvas = Template.from_bytes(canvas_of(number))
         literals = set(canvas.cells)
         banned = frozenset(token for token in range(0, 60, 3) if token not in literals)
         plain = Request(0, prompt_of(5), SamplingParams(bad_token_ids=sorted(banned)))
@@ -103,7 +104,7 @@ def test_tokens_that_are_not_allowed_are_in_no_slot() -> None:
 
 def with_a_long_end(request: Request) -> Request:
     """Return the request with more literals than a block has positions after its last slot."""
-    canvas = Canvas.from_bytes(request.grammar)
+    canvas = Template.from_bytes(request.grammar)
     cells = (*canvas.cells[:-1], *[3] * 40, canvas.end_id)
     params = request.params.model_copy(update={"max_tokens": len(cells)})
     return replace(request, params=params, grammar=replace(canvas, cells=cells).to_bytes())
@@ -117,7 +118,7 @@ def test_penalties_go_with_it_in_a_batch_as_alone(model: ToyModel, policies: Pol
     found = run(toy_engine(model, num_slots=len(requests), num_pages=1000), requests)
     changed = 0
     for request, other in zip(requests, plain, strict=True):
-        assert fits(Canvas.from_bytes(request.grammar), found[request.uid])
+        assert fits(Template.from_bytes(request.grammar), found[request.uid])
         assert found[request.uid] == run(toy_engine(model), [request])[request.uid]
         changed += found[request.uid] != run(toy_engine(model), [other])[request.uid]
     assert changed
@@ -127,7 +128,7 @@ def test_presence_and_frequency_count_values_and_not_literals() -> None:
     """With one slot for one token nothing is written before it, so nothing is taken."""
     alone = 0
     for number in range(60):
-        canvas = Canvas.from_bytes(canvas_of(number))
+        canvas = Template.from_bytes(canvas_of(number))
         if sum(cell < 0 for cell in canvas.cells) != 1:
             continue
         alone += 1
@@ -166,11 +167,10 @@ def test_one_forward_measures_and_one_fills(
         own = {} if decoder is None else {"decoder": decoder}
         request = pinned(Request(0, prompt_of(5 + number % 20), params), number, **own)
         update = whole_answer(model, request)
-        assert fits(Canvas.from_bytes(request.grammar), update.ids)
+        assert fits(Template.from_bytes(request.grammar), update.ids)
         assert update.forwards <= most, number
         assert len(update.logprobs) == len(update.ids) and max(update.steps) < update.forwards
-        stretches = toy_engine(model).check(request).stretches
-        taken.append((any(stretch.roomy for stretch in stretches), update.forwards))
+        taken.append((toy_engine(model).check(request).measures, update.forwards))
     assert {forwards for measured, forwards in taken if measured} >= {1, most}
     if decoder and "threshold" in decoder:
         assert all(forwards == 1 for measured, forwards in taken if not measured)

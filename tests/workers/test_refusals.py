@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from diffray.components.config import InvalidField
-from diffray.components.grammar.canvas import Canvas
+from diffray.components.grammar.template import Template
 from diffray.components.params import SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
@@ -172,8 +172,8 @@ def test_what_does_not_go_with_copies_of_a_canvas_is_refused(
 def test_what_does_not_go_with_a_pinned_canvas_is_refused(
     given: dict[str, Any], words: str
 ) -> None:
-    found = next(c for c in map(canvas_of, range(99)) if Canvas.from_bytes(c).cells[0] >= 0)
-    cells = Canvas.from_bytes(found).cells
+    found = next(c for c in map(canvas_of, range(99)) if Template.from_bytes(c).cells[0] >= 0)
+    cells = Template.from_bytes(found).cells
     if "bad_token_ids" in given:
         given = {"bad_token_ids": [cells[0]]}
     given = {"prompt": (1, 2), "grammar": found, "max_tokens": len(cells), **given}

@@ -38,18 +38,18 @@ class Credit(Feature):
         assert self.credits is not None, "begin comes first"
         for b, sequence in enumerate(rows.sequences):
             if sequence.policy.decoder.gain() is not None:
-                n = sequence.stop - sequence.start
-                sequence.memory = Memory(*(part[b, :n, :n] for part in self.credits.memory))
+                n = sequence.block.length
+                sequence.block.memory = Memory(*(part[b, :n, :n] for part in self.credits.memory))
 
 
 def credits_of(rows: Items[Row], length: int, device: torch.device) -> Credits:
     """Return what the rows remember, one id per step of the block."""
     gains = [row.sequence.policy.decoder.gain() for row in rows]
     giving = [row.sequence for row, gain in zip(rows, gains, strict=True) if gain is not None]
-    shape = length, max(s.stop - s.start for s in giving)
+    shape = length, max(s.block.length for s in giving)
     ids_LK = torch.full(shape, -1, device=device)
     blank = Memory(ids_LK, torch.zeros_like(ids_LK, dtype=torch.float64))
-    kept = [row.sequence.memory or blank for row in rows]
+    kept = [row.sequence.block.memory or blank for row in rows]
     ids_BLK = torch.stack([_padded(memory.ids_BLK, shape, -1) for memory in kept])
     credit_BLK = torch.stack([_padded(memory.credit_BLK, shape, 0) for memory in kept])
     numbers_B3 = torch.tensor([gain or _NONE for gain in gains], dtype=torch.float64)

@@ -29,7 +29,7 @@ class Edits(Feature):
     def begin(self, rows: "BatchState") -> None:
         facts = [
             (
-                s.prompt_len if s.policy.decoder.edits else s.stop,
+                s.canvas.prompt_len if s.policy.decoder.edits else s.block.stop,
                 s.most_post_steps,
                 s.policy.decoder.last_step() or LARGEST,
             )

@@ -24,7 +24,7 @@ class Guidance(Feature):
 
     def begin(self, rows: "BatchState") -> None:
         facts = [
-            (b, s.uncond.slot * rows.slots.length, s.prompt_len)
+            (b, s.uncond.slot * rows.slots.length, s.canvas.prompt_len)
             for b, s in enumerate(rows.sequences)
             if s.uncond is not None
         ]

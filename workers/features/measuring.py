@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from diffray.components.backend import send
+from diffray.components.pinned_canvas import PinnedCanvas
 from diffray.workers.features.feature import Acceptance, Feature
 
 if TYPE_CHECKING:
@@ -24,9 +25,12 @@ class Measuring(Feature):
 
     def begin(self, rows: "BatchState") -> None:
         ends = [
-            -1 if row.draft or s.pins is None or not s.measures else s.pins.canvas.end_id
+            canvas.template.end_id
+            if isinstance(canvas := row.sequence.canvas, PinnedCanvas)
+            and row.sequence.measures
+            and row.draft is None
+            else -1
             for row in rows.rows
-            for s in (row.sequence,)
         ]
         whole = [row.sequence.policy.decoder.whole_slots for row in rows.rows]
         self.end_B1 = send(torch.tensor(ends), rows.device).unsqueeze(1)

@@ -33,7 +33,7 @@ class Rankings(Feature):
         self.ids_BLK = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs_BLK = torch.full(shape, -torch.inf, dtype=torch.float32, device=device)
         for b in self.asking:
-            if (before := sequences[b].top) is not None:
+            if (before := sequences[b].block.top) is not None:
                 n, k = before[0].shape
                 self.ids_BLK[b, :n, :k], self.logprobs_BLK[b, :n, :k] = before
 
@@ -56,8 +56,9 @@ class Rankings(Feature):
         """Save the rankings in their sequences, for the next plan."""
         for b in self.asking:
             sequence = self.sequences[b]
-            n, k = sequence.stop - sequence.start, sequence.params.top_logprobs
-            sequence.top = self.ids_BLK[b, :n, :k].clone(), self.logprobs_BLK[b, :n, :k].clone()
+            n, k = sequence.block.length, sequence.params.top_logprobs
+            parts = self.ids_BLK, self.logprobs_BLK
+            sequence.block.top = parts[0][b, :n, :k].clone(), parts[1][b, :n, :k].clone()
 
     def report(self, outcomes: list[Outcome]) -> None:
         """Copy to the host the ranking at each position, for each sequence that requests it."""

@@ -35,7 +35,7 @@ class Renoising(Feature):
             if isinstance(rule, Renoise):
                 assert s.best is not None
                 base = s.best.slot * slots.length
-                facts.append((b, base, s.stop, rule.max_steps, rule.stability))
+                facts.append((b, base, s.block.stop, rule.max_steps, rule.stability))
                 limits.append(rule.confidence)
         facts_G5 = send(torch.tensor(facts, dtype=torch.long), slots.device)
         self.rows_G, base_G, stop_G, self.most_G, self.stability_G = facts_G5.unbind(1)

@@ -33,7 +33,7 @@ class Soft(Feature):
         if not any(s.policy.iteration.soft for s in plan.sequences):
             return None
         for s in plan.sequences:
-            if s.policy.iteration.renoises and s.step == 0:
+            if s.policy.iteration.renoises and s.block.step == 0:
                 plan.slots.soft.enter(s.slot, *s.soft_span)
         return cls()
 
@@ -49,11 +49,12 @@ class Soft(Feature):
         if soft is None:
             return
         weights = [
-            s.policy.iteration.weight(s.steps_before + s.step + head.step) for s in plan.sequences
+            s.policy.iteration.weight(s.steps_before + s.block.step + head.step)
+            for s in plan.sequences
         ]
         # Only renoising averages over the distributions that tokens are drawn from.
         warmths = [
-            s.temperature(s.step + head.step) if s.policy.iteration.renoises else 1.0
+            s.temperature(s.block.step + head.step) if s.policy.iteration.renoises else 1.0
             for s in plan.sequences
         ]
         cells_E, row_E = soft.cells_E, soft.sequences_E

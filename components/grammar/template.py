@@ -1,4 +1,4 @@
-"""A pinned canvas: a schema's literals as tokens at their places, and a slot for each field.
+"""The template of a pinned canvas: a schema's literals as tokens, and a slot for each field.
 
 A slot has positions for the longest value; those that a value does not need are removed from the
 canvas before any value is decided, so that the model fills a text without holes.
@@ -40,7 +40,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Canvas:
+class Template:
     """A template of answers: token ids, and -1 - n at the positions of slot n."""
 
     cells: tuple[int, ...]  # the last one is an end token
@@ -51,7 +51,7 @@ class Canvas:
         return self.cells[-1]
 
     def to_bytes(self) -> bytes:
-        """Return the canvas as JSON."""
+        """Return it as JSON."""
         slots = [
             {
                 "path": slot.path,
@@ -66,8 +66,8 @@ class Canvas:
 
     @staticmethod
     @lru_cache(_KEPT)
-    def from_bytes(data: bytes, banned: frozenset[int] = frozenset()) -> "Canvas":
-        """Return the canvas in which slots never have the banned tokens."""
+    def from_bytes(data: bytes, banned: frozenset[int] = frozenset()) -> "Template":
+        """Return the template in which slots never have the banned tokens."""
         found = json.loads(data)
         slots = (
             Slot(
@@ -79,7 +79,7 @@ class Canvas:
             )
             for slot in found["slots"]
         )
-        return Canvas(tuple(found["cells"]), tuple(slots))
+        return Template(tuple(found["cells"]), tuple(slots))
 
 
 @lru_cache(_KEPT)
@@ -93,8 +93,8 @@ def lay_out(
     end_id: int,
     encode: Encode,
     automaton_of: Callable[[Field, Options], Automaton],
-) -> Canvas:
-    """Return the canvas of literals and fields; raises InvalidField if there is none.
+) -> Template:
+    """Return the template of literals and fields; raises InvalidField if there is none.
 
     `automaton_of` returns a field's automaton, given the tokens of its texts, if they are few.
     """
@@ -123,7 +123,7 @@ def lay_out(
             "fewer fields or a shorter diffusion.slot_length",
             "structured_outputs",
         )
-    return Canvas((*cells, end_id), tuple(slots))
+    return Template((*cells, end_id), tuple(slots))
 
 
 def _size(part: Field, automaton: Automaton, options: Options, slot_length: int) -> int:

@@ -144,7 +144,7 @@ class Canvas:
         """Forget all that became final."""
         self.final = []
 
-    def measures(self, block: OpenBlock) -> bool:
+    def may_shrink(self, block: OpenBlock) -> bool:
         """Whether the block's next step decides which of its positions are used."""
         return False
 

@@ -153,13 +153,13 @@ class PinnedCanvas(Canvas):
             found.append(Stretch(-1 - cell, slot, begin, at, room, state, roomy))
         return found
 
-    def measures(self, block: OpenBlock) -> bool:
+    def may_shrink(self, block: OpenBlock) -> bool:
         return any(stretch.roomy for stretch in self.stretches(block))
 
     def extra_steps(self, block: OpenBlock) -> int:
         return len(self.stretches(block))
 
-    def measure(self, block: OpenBlock, ids: list[int], masked: list[bool], how: Decided) -> bool:
+    def shrink(self, block: OpenBlock, ids: list[int], masked: list[bool], how: Decided) -> bool:
         """Remove the positions of the block's slots that turned out unused; return if any did.
 
         They have end tokens. Other decided tokens stay.

@@ -76,7 +76,7 @@ class Sequence:
     kv: StoredKV = field(default_factory=StoredKV)
     uncond: Copy | None = None  # of a guided sequence: its canvas without prompt and suffix
     best: Copy | None = None  # of a canvas of noise: the most probable tokens so far
-    drafts: list[Copy] = field(default_factory=list)  # one, two ... steps ahead, or branches
+    copies: list[Copy] = field(default_factory=list)  # drafts of the next steps, or branches
     chance: Chance = field(default_factory=Chance)  # that a draft is right
 
     def __post_init__(self) -> None:
@@ -98,9 +98,24 @@ class Sequence:
         return self.policy.cfg_scale > 0
 
     @property
-    def measures(self) -> bool:
+    def may_shrink(self) -> bool:
         """Whether the next step decides which positions of the block are used."""
-        return self.canvas.measures(self.block)
+        return self.canvas.may_shrink(self.block)
+
+    @property
+    def mirrors(self) -> list[Copy]:
+        """Copies whose windows are always the sequence's own, with K/V of their own."""
+        return [] if self.uncond is None else [self.uncond]
+
+    @property
+    def stored(self) -> list[StoredKV | Copy]:
+        """What holds pages of a whole canvas."""
+        return [self.kv, *self.mirrors]
+
+    @property
+    def num_stored(self) -> int:
+        """How many canvases hold pages once it runs."""
+        return 2 if self.guided else 1
 
     @property
     def most_post_steps(self) -> int:
@@ -157,11 +172,11 @@ class Sequence:
         self.steps_before += block.step
         self._enter(block.index + 1)
 
-    def measured(self, ids: list[int], masked: list[bool], how: Decided) -> bool:
+    def shrink(self, ids: list[int], masked: list[bool], how: Decided) -> bool:
         """Remove positions of the block that turned out unused; return if there are any."""
         block, canvas = self.block, self.canvas
-        assert isinstance(canvas, PinnedCanvas), "no other canvas measures"
-        if not canvas.measure(block, ids, masked, how):
+        assert isinstance(canvas, PinnedCanvas), "no other canvas shrinks"
+        if not canvas.shrink(block, ids, masked, how):
             return False
         left = canvas.block_at(block.index)
         self.block = replace(left, step=block.step, post_steps=block.post_steps)
@@ -208,8 +223,8 @@ class Sequence:
 
     def _enter(self, index: int) -> None:
         self.block = self.canvas.open(index)
-        for draft in self.drafts:
-            draft.ready = False
+        for copy in self.copies:
+            copy.ready = False
         self._skip_literals()
 
     def _skip_literals(self) -> None:

@@ -7,10 +7,8 @@ from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from diffray.components.backend import send
 from diffray.components.batch import Batch
 from diffray.components.block import Block
 from diffray.components.kv_pool import KVPool
@@ -23,7 +21,7 @@ from diffray.components.sequence import Sequence
 from diffray.kernels.confidence import Confidence
 from diffray.kernels.credit import Credits
 from diffray.workers.batch_state import BatchState
-from diffray.workers.drafting import Drafting
+from diffray.workers.copy_pool import CopyPool
 from diffray.workers.features.feature import Head, rows_of
 from diffray.workers.features.order import FEATURES
 from diffray.workers.filling import Chunk
@@ -49,12 +47,12 @@ class BatchPlan:
         kv: KVPool,
         slots: Slots,
         mesh: Mesh,
-        drafting: Drafting,
+        copies: CopyPool,
         graphs: Graphs | None = None,
         threads: Threads | None = None,
     ) -> None:
         self.threads = threads
-        self.sequences, self.drafting = sequences, drafting
+        self.sequences, self.copies = sequences, copies
         self.rows = rows_of(sequences)
         self.model, self.kv, self.slots, self.mesh = model, kv, slots, mesh
         self.device = slots.device
@@ -89,8 +87,8 @@ class BatchPlan:
             block = self._blocks.now(step, first_only)
             self._choose(hidden_TH, self._blocks, block, step)
         for sequence, only in zip(self.sequences, first_only, strict=False):
-            for draft in sequence.drafts:
-                draft.ready = not only  # one position alone does not show what would follow
+            for copy in sequence.copies:
+                copy.ready = not only  # one position alone does not show what would follow
 
     def outcomes(self) -> list[Outcome]:
         """Copy what happened to the host: the one place where a round waits for the device."""
@@ -108,19 +106,17 @@ class BatchPlan:
     def _threads(self) -> AbstractContextManager[None]:
         if self.threads is None:
             return nullcontext()
-        return self.threads.forward(len(self._layout.batch.cells_T))
+        return self.threads.forward(len(self.layout.batch.cells_T))
 
     def _hidden(self) -> Tensor:
         """Run the model on the windows of the canvases, or replay a recording of that."""
-        layout = self._layout
+        layout = self.layout
         if layout.recorded is not None:
             return layout.recorded.forward()
         slots, batch = self.slots, layout.batch
         x_TH = self.model.embed(slots.ids_SN.view(-1).index_select(0, batch.cells_T))
         if self.model.spec.encodes:
             batch = replace(batch, masked_T1=self.masked_of(batch))
-        for at, span in layout.seen:
-            x_TH[at : at + span.stop - span.start] = self._look(span).to(x_TH)
         for feature in self.features:
             x_TH, batch = feature.inputs(self, x_TH, batch)
         # Adapters index their tokens in the whole batch, so it must stay whole.
@@ -136,15 +132,6 @@ class BatchPlan:
         """Return which tokens are masked, [T, 1]."""
         return self.slots.masked_SN.flatten()[batch.cells_T].unsqueeze(1)
 
-    def _look(self, span: Span) -> Tensor:
-        """Return an image's soft tokens within a window."""
-        seen, sight = span.sequence.images.at(span.start), self.model.spec.sight
-        assert seen is not None and sight is not None
-        pixels_P = torch.frombuffer(bytearray(seen.image.pixels), dtype=torch.float32)
-        pixels_PC = send(pixels_P.view(-1, sight.patch), self.device)
-        soft_SH = self.model.look(pixels_PC, seen.image.columns)
-        return soft_SH[span.start - seen.start : span.stop - seen.start]
-
     def _place(self, step: int, chunks: Items[Chunk]) -> None:
         """Lay out this step's windows; in most steps they are those of the step before."""
         windows, encoded = [], []
@@ -155,20 +142,20 @@ class BatchPlan:
                 encoded += spans_of(s, start, block.start)
                 start = block.start
             windows.append(Span(s, start, stop, block.kv_stop))
-        drafts: list[Span] = []
+        copied: list[Span] = []
         for own in windows:
-            drafts += self.drafting.spans(own, own.sequence.block.step + step)
-        windows += drafts + encoded
+            copied += self.copies.spans(own, own.sequence.block.step + step)
+        windows += copied + encoded
         windows += [span for chunk in chunks for span in spans_of(*chunk)]
-        windows += [w._replace(copy=w.sequence.uncond) for w in windows if w.sequence.uncond]
+        windows += [w._replace(copy=copy) for w in windows for copy in w.sequence.mirrors]
         begins = [s.block.step + step == 0 for s in self.sequences]
         before, self._shared = self._shared, SharedFirstSteps.of(self.kv, windows, begins)
         if self._windows != windows or before or self._shared:
             self._windows = windows
-            shown = {None, *(span.copy for span in drafts)}
-            self._running = [at for at, row in enumerate(self.rows) if row.draft in shown]
-            self.drafting.share_edges(drafts)
-            self._layout = self._laid_out(windows)
+            shown = {None, *(span.copy for span in copied)}
+            self._running = [at for at, row in enumerate(self.rows) if row.copy in shown]
+            self.copies.share_edges(copied)
+            self.layout = self._laid_out(windows)
             self._head = None
 
     def _laid_out(self, windows: list[Span]) -> Layout:
@@ -184,12 +171,12 @@ class BatchPlan:
                 [self.rows[at].sequence for at in self._running],
                 self._running,
                 [self._first_only[at] for at in self._running],
-                self._layout,
+                self.layout,
                 self.length,
                 self.device,
             )
-            if self._layout.recorded is not None:
-                self._layout.recorded.read(self._head.tokens_R)
+            if self.layout.recorded is not None:
+                self.layout.recorded.read(self._head.tokens_R)
         return self._head
 
     def _choose(self, hidden_TH: Tensor, blocks: BatchState, block: Block, step: int) -> None:
@@ -214,7 +201,7 @@ class BatchPlan:
     ) -> Confidence:
         """Find the best or drawn token of each row, with the credit that decoders add to logits."""
         cells_R, mask_token_id = plan.rows.cells_R, self.slots.mask_token_id
-        draw, recorded = plan.rows.draw(block), self._layout.recorded
+        draw, recorded = plan.rows.draw(block), self.layout.recorded
         if recorded is not None and draw is None and credits is None:
             return joined(recorded.choose(len(plan.tokens_R)), self.mesh)
         hidden_RH = hidden_TH.index_select(0, plan.tokens_R)

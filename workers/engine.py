@@ -18,7 +18,7 @@ from diffray.components.sequence import Sequence
 from diffray.workers.adapters import Adapters
 from diffray.workers.admission import check
 from diffray.workers.batch_plan import BatchPlan
-from diffray.workers.drafting import Drafting
+from diffray.workers.copy_pool import CopyPool
 from diffray.workers.filling import Filling
 from diffray.workers.graphs import Graphs
 from diffray.workers.limits import Limits
@@ -47,7 +47,7 @@ class Engine:
         chunk: int = 512,
         graphs: Graphs | None = None,
         threads: Threads | None = None,
-        draft_overhead: int = 256,
+        overhead: int = 256,
         upkeep: Upkeep | None = None,
     ) -> None:
         self.model, self.kv, self.slots = model, kv, slots
@@ -59,7 +59,7 @@ class Engine:
         most_windows = None if graphs is None else slots.num_slots
         self.upkeep = upkeep  # None: its weights cannot be replaced
         self.adapters: Adapters | None = None  # None: adapters are not supported
-        self.drafting = Drafting(kv, slots, draft_overhead, most_windows)
+        self.copies = CopyPool(kv, slots, overhead, most_windows)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of admission
         self._batch_plan: BatchPlan | None = None  # the current plan; None if it is no longer valid
@@ -228,11 +228,11 @@ class Engine:
     # The plan that rounds share.
 
     def _plan(self, denoising: list[Sequence]) -> BatchPlan:
-        changed = self.drafting.allot([] if self.waiting else denoising)
+        changed = self.copies.allot([] if self.waiting else denoising)
         if changed or self._batch_plan is None or self._batch_plan.sequences != denoising:
             self._replan()
             self._batch_plan = BatchPlan(
-                denoising, self.model, self.kv, self.slots, self.mesh, self.drafting,
+                denoising, self.model, self.kv, self.slots, self.mesh, self.copies,
                 self.graphs, self.threads,
             )  # fmt: skip
         return self._batch_plan
@@ -246,7 +246,7 @@ class Engine:
     # Memory.
 
     def _pages(self, sequence: Sequence, stop: int) -> int:
-        return self.kv.pages_for(stop) * (2 if sequence.guided else 1)
+        return self.kv.pages_for(stop) * sequence.num_stored
 
     def _admit(self) -> None:
         """Start waiting requests in order, as long as slots and pages last.
@@ -254,12 +254,10 @@ class Engine:
         If the first does not fit, the others wait too: small requests that overtake a big one
         could keep it waiting forever.
         """
-        while self.waiting and self.slots.num_free:
+        while self.waiting and self.slots.has_room(self.waiting[0]):
             sequence = self.waiting[0]
             found = self.kv.prefixes.find(sequence)
             if not self._room(self._pages(sequence, sequence.block.kv_stop) - num_held(found)):
-                return
-            if not self.slots.has_soft_room(sequence):
                 return
             self.waiting.popleft()
             self.slots.admit(sequence)
@@ -269,25 +267,22 @@ class Engine:
             self.kv.prefixes.promise(sequence)
 
     def _room(self, pages: int) -> bool:
-        """Return whether this many pages are free; if not, take the drafts' pages back first."""
-        if pages > self.kv.num_free and self.drafting.allot([]):
+        """Return whether this many pages are free; if not, take the copies' pages back first."""
+        if pages > self.kv.num_free and self.copies.allot([]):
             self._replan()
         return pages <= self.kv.num_free
 
     def _extend(self, sequence: Sequence) -> None:
         """Allocate pages up to the end of what the current block sees; the caller has made room."""
         missing = self.kv.pages_for(sequence.block.kv_stop) - len(sequence.kv.pages)
-        if missing <= 0:
-            return
-        sequence.kv.pages += self.kv.allocate(missing)
-        sequence.kv.pages_P = torch.tensor(sequence.kv.pages)
-        if (uncond := sequence.uncond) is not None:
-            uncond.pages += self.kv.allocate(missing)
-            uncond.pages_P = torch.tensor(uncond.pages)
+        if missing > 0:
+            for stored in sequence.stored:
+                stored.pages += self.kv.allocate(missing)
+                stored.pages_P = torch.tensor(stored.pages)
 
     def _grow(self, sequence: Sequence) -> None:
         """Make room for the next block; preempt the latest sequences, perhaps this one too."""
-        held = len(sequence.kv.pages) * (2 if sequence.guided else 1)
+        held = len(sequence.kv.pages) * sequence.num_stored
         while not self._room(self._pages(sequence, sequence.block.kv_stop) - held):
             latest = self.running[-1]
             self.preempt(latest.uid)
@@ -298,10 +293,10 @@ class Engine:
     def _release(self, sequence: Sequence) -> None:
         self._replan()
         self.running.remove(sequence)
-        self.drafting.give_back(sequence)
+        self.copies.give_back(sequence)
         self.kv.free(self.kv.prefixes.release(sequence))
-        if sequence.uncond is not None:
-            self.kv.free(sequence.uncond.pages)
+        for copy in sequence.mirrors:
+            self.kv.free(copy.pages)
         self.slots.release(sequence)
         sequence.kv.pages, sequence.kv.pages_P = [], None
 
@@ -310,16 +305,15 @@ class Engine:
     def _settle(self, sequence: Sequence, outcome: Outcome) -> Update:
         """Apply a round's outcome: report final tokens, move to the next block, or finish."""
         block = sequence.block
-        right = outcome.step - block.step - 1
-        sequence.chance.note(right, foreseen=outcome.foreseen, done=outcome.done)
+        self.copies.note(sequence, outcome)
         block.step = outcome.step
         block.post_steps = outcome.post_steps
         if sequence.kv.clean_end < block.start:  # the block's first step stored the missing K/V
             self.kv.prefixes.keep(sequence, block.start)
         assert block.step <= sequence.most_steps, "a block took more steps than it may"
         block.masked = outcome.masked
-        if sequence.measures:
-            outcome = self._measured(sequence, outcome)
+        if sequence.may_shrink:
+            outcome = self._shrink(sequence, outcome)
         update = report(sequence, outcome)
         self.tokens += len(update.ids)
         if update.finish_reason:
@@ -335,10 +329,10 @@ class Engine:
             self._grow(sequence)
         return update
 
-    def _measured(self, sequence: Sequence, outcome: Outcome) -> Outcome:
-        """Remove unused positions from a pinned canvas, and return the block's outcome then."""
+    def _shrink(self, sequence: Sequence, outcome: Outcome) -> Outcome:
+        """Remove unused positions from a canvas, and return the block's outcome then."""
         self._replan()
-        if not sequence.measured(outcome.ids, outcome.masked.tolist(), outcome):
+        if not sequence.shrink(outcome.ids, outcome.masked.tolist(), outcome):
             return outcome
         self.slots.write(sequence)
         return Outcome.before_steps(sequence, self.slots.mask_token_id)

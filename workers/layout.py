@@ -81,12 +81,6 @@ class Layout:
             packed = replace(packed, adapted=_adapted(windows, offsets, slots.device))
         return Layout(windows=windows, batch=packed, offsets=tuple(offsets))
 
-    @property
-    def seen(self) -> list[tuple[int, Span]]:
-        """The windows of images, and the packed tokens at which they start."""
-        found = zip(self.offsets, self.windows, strict=True)
-        return [each for each in found if each[1].sequence.images.at(each[1].start)]
-
     def offset_of(self, span: Span) -> int:
         """Return the packed token at which a window starts."""
         return self.offsets[self.windows.index(span)]

@@ -12,7 +12,7 @@ def steps_ahead(sequence: Sequence) -> int:
     """
     policy = sequence.policy
     ranked = isinstance(sequence.canvas, PinnedCanvas) and sequence.params.logprobs
-    if sequence.block.step == 0 or sequence.measures or ranked:
+    if sequence.block.step == 0 or sequence.may_shrink or ranked:
         return 1
     # A step's result is known only after it, or decides the next step's window.
     if policy.speculation is not None or policy.cache.follows_masks:

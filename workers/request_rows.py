@@ -167,7 +167,7 @@ class _Collector:
             self._slots(number, sequence, sequence.canvas, *own)
         elif draw is not None:
             self.draws.append(draw)
-            self.redraws |= policy.speculation is not None and bool(sequence.drafts)
+            self.redraws |= policy.speculation is not None and bool(sequence.copies)
         if policy.decoder.measures:
             self.measured.append(Draw(_rows(span), temperature, *filters))
         self.keeps_best |= policy.iteration.renoises

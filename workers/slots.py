@@ -56,6 +56,12 @@ class Slots:
     def num_free(self) -> int:
         return len(self._free)
 
+    def has_room(self, sequence: Sequence) -> bool:
+        """Whether a slot is free, and memory for the sequence's soft inputs, if it has any."""
+        start, stop = sequence.soft_span
+        soft = sequence.policy.iteration.soft
+        return bool(self._free) and (not soft or self.soft.has_room(stop - start))
+
     @property
     def trash(self) -> int:
         """The flat index of a position that is never read."""
@@ -71,11 +77,6 @@ class Slots:
         self.write(sequence)
         if sequence.policy.iteration.soft:
             self.soft.enter(sequence.slot, *sequence.soft_span)
-
-    def has_soft_room(self, sequence: Sequence) -> bool:
-        """Whether there is memory for the sequence's soft inputs, if it has any."""
-        start, stop = sequence.soft_span
-        return not sequence.policy.iteration.soft or self.soft.has_room(stop - start)
 
     def lend_copy(self) -> Copy:
         """Return a copy; nothing has been written on its canvas yet."""

@@ -19,8 +19,8 @@ def pages_are_in_order(engine: Engine) -> None:
         first = [page for node in sequence.kv.nodes for page in node.pages]
         assert sequence.kv.pages[: len(first)] == first
         pages.update(sequence.kv.pages[len(first) :])
-        for copy in (sequence.uncond, *sequence.drafts):
-            pages.update(copy.pages if copy else ())
+        for copy in (*sequence.mirrors, *sequence.copies):
+            pages.update(copy.pages)
     kept = [page for step in kv.first_steps.kept.values() for page in step.pages]
     assert len(kept) == kv.first_steps.num_pages
     assert pages + Counter(kept) == Counter(range(1, kv.num_pages))

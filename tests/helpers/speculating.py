@@ -86,7 +86,7 @@ def run_all(engine: Engine, requests: Iterable[Request], steps: int = 1) -> list
     found: list[Update] = []
     while not engine.idle:
         found += engine.step(steps)
-    assert not engine.drafting.holders and engine.slots.num_free == engine.slots.num_slots
+    assert not engine.copies.holders and engine.slots.num_free == engine.slots.num_slots
     return found
 
 

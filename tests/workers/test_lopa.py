@@ -207,7 +207,7 @@ def test_without_room_it_is_threshold_decoding(scarce: str) -> None:
             num_pages=1 + (6 if scarce == "pages" else 300),  # 48 positions are 6 pages
         )
         if scarce == "overhead":
-            engine.drafting.overhead = 0
+            engine.copies.overhead = 0
         more = {"rows": 17, "slots": 2}.get(scarce, 1)
         found = texts(run_all(engine, [replace(request, uid=uid) for uid in range(more)]))
         assert found[0] == texts(expected)[request.uid]
@@ -221,7 +221,7 @@ def test_branches_are_run_while_rows_are_few(rows: int, branches: int) -> None:
     for uid in range(rows):
         engine.add(changed(replace(request, uid=uid), LOPA | {"branches": 5}))
     engine.step()
-    assert {len(sequence.drafts) for sequence in engine.running} == {branches}
+    assert {len(sequence.copies) for sequence in engine.running} == {branches}
 
 
 def test_a_request_resumes_with_the_same_tokens() -> None:

@@ -170,7 +170,7 @@ def test_one_forward_measures_and_one_fills(
         assert fits(Template.from_bytes(request.grammar), update.ids)
         assert update.forwards <= most, number
         assert len(update.logprobs) == len(update.ids) and max(update.steps) < update.forwards
-        taken.append((toy_engine(model).check(request).measures, update.forwards))
+        taken.append((toy_engine(model).check(request).may_shrink, update.forwards))
     assert {forwards for measured, forwards in taken if measured} >= {1, most}
     if decoder and "threshold" in decoder:
         assert all(forwards == 1 for measured, forwards in taken if not measured)

@@ -44,10 +44,10 @@ def test_drafts_give_way_to_sequences() -> None:
     engine.step()
     engine.step()
     (running,) = engine.running
-    assert running.drafts and engine.kv.num_free < 7
+    assert running.copies and engine.kv.num_free < 7
     engine.add(second)
     engine.step()
-    assert len(engine.running) == 1 and not running.drafts and engine.waiting
+    assert len(engine.running) == 1 and not running.copies and engine.waiting
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_drafts_are_run_while_they_bring_more_than_they_take(
     overhead: int, rows: int, drafts: int
 ) -> None:
     engine = toy_engine(ToyModel())
-    engine.drafting.overhead = overhead
+    engine.copies.overhead = overhead
     for uid in range(rows):
         engine.add(Request(uid, prompt_of(10, seed=uid), SLOW))
     engine.step()
-    assert sum(engine.drafting.running.values()) == drafts
+    assert sum(engine.copies.running.values()) == drafts
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_drafts_are_run_while_they_bring_more_than_they_take(
 def test_requests_learn_from_those_before_them(decoder: dict[str, Any], pays: bool) -> None:
     """Drafts that are never right are soon only made, then not even that."""
     engine = toy_engine(ToyModel())
-    engine.drafting.overhead = 80
+    engine.copies.overhead = 80
     policy: dict[str, Any] = {"decoder": decoder, **VERIFY}
     params = SamplingParams(max_tokens=40, ignore_eos=True, diffusion=policy)
     run, made = [0] * 40, [0] * 40
@@ -92,7 +92,7 @@ def test_requests_learn_from_those_before_them(decoder: dict[str, Any], pays: bo
         engine.add(Request(uid, prompt_of(10, seed=uid), params))
         while not engine.idle:
             engine.step()
-            run[uid] += sum(engine.drafting.running.values())
-            made[uid] += sum(engine.drafting.holders.values())
+            run[uid] += sum(engine.copies.running.values())
+            made[uid] += sum(engine.copies.holders.values())
     assert run[0] > 0 and (sum(run[-10:]) > 0) == pays
     assert pays or sum(made[-20:]) < 20

@@ -25,12 +25,12 @@ class Branches(Feature):
 
     @classmethod
     def of(cls, plan: "BatchPlan") -> Self | None:
-        return cls() if any(row.draft and not row.ahead for row in plan.rows) else None
+        return cls() if any(row.copy and not row.ahead for row in plan.rows) else None
 
     def begin(self, rows: "BatchState") -> None:
-        canvases = {row.sequence: [at] for at, row in enumerate(rows.rows) if row.draft is None}
+        canvases = {row.sequence: [at] for at, row in enumerate(rows.rows) if row.copy is None}
         for at, row in enumerate(rows.rows):
-            if row.draft is not None and not row.ahead:
+            if row.copy is not None and not row.ahead:
                 canvases[row.sequence].append(at)
         groups = [torch.tensor(each) for each in canvases.values() if len(each) > 1]
         padded = pad_sequence(groups, batch_first=True, padding_value=-1)

@@ -34,7 +34,7 @@ class Drafts(Feature):
         return cls() if any(row.ahead for row in plan.rows) else None
 
     def begin(self, rows: "BatchState") -> None:
-        number = {row.sequence: at for at, row in enumerate(rows.rows) if row.draft is None}
+        number = {row.sequence: at for at, row in enumerate(rows.rows) if row.copy is None}
         self.links: list[Link] = []
         for ahead in range(1, max(row.ahead for row in rows.rows) + 1):
             pairs = [(number[r.sequence], at) for at, r in enumerate(rows.rows) if r.ahead == ahead]

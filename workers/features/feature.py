@@ -31,27 +31,27 @@ class Row(NamedTuple):
     """A canvas of a sequence: its own, a draft of it after some more steps, or a branch."""
 
     sequence: Sequence
-    draft: Copy | None = None
+    copy: Copy | None = None
     ahead: int = 0  # steps; 0: a branch, if the canvas is not the sequence's own
 
     @property
     def slot(self) -> int:
-        return self.sequence.slot if self.draft is None else self.draft.slot
+        return self.sequence.slot if self.copy is None else self.copy.slot
 
 
 def rows_of(sequences: Items[Sequence]) -> list[Row]:
     """Return the sequences' own rows, then those of all drafts and branches."""
     copies = [
-        Row(s, draft, 0 if s.policy.speculation is None else number)
+        Row(s, copy, 0 if s.policy.speculation is None else number)
         for s in sequences
-        for number, draft in enumerate(s.drafts, 1)
+        for number, copy in enumerate(s.copies, 1)
     ]
     return [*map(Row, sequences), *copies]
 
 
 def copy_canvases(rows: Items[Row], slots: Slots) -> None:
     """Give new drafts and branches their sequence's canvas."""
-    new = [(row.sequence.slot, row.slot) for row in rows if row.draft and not row.draft.ready]
+    new = [(row.sequence.slot, row.slot) for row in rows if row.copy and not row.copy.ready]
     if new:
         own_N, new_N = send(torch.tensor(new), slots.device).unbind(1)
         slots.ids_SN[new_N] = slots.ids_SN[own_N]

@@ -21,14 +21,14 @@ class Measuring(Feature):
 
     @classmethod
     def of(cls, plan: "BatchPlan") -> Self | None:
-        return cls() if any(s.measures for s in plan.sequences) else None
+        return cls() if any(s.may_shrink for s in plan.sequences) else None
 
     def begin(self, rows: "BatchState") -> None:
         ends = [
             canvas.template.end_id
             if isinstance(canvas := row.sequence.canvas, PinnedCanvas)
-            and row.sequence.measures
-            and row.draft is None
+            and row.sequence.may_shrink
+            and row.copy is None
             else -1
             for row in rows.rows
         ]

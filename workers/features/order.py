@@ -8,6 +8,7 @@ from diffray.workers.features.drafts import Drafts
 from diffray.workers.features.edits import Edits
 from diffray.workers.features.feature import Feature
 from diffray.workers.features.guidance import Guidance
+from diffray.workers.features.image_inputs import ImageInputs
 from diffray.workers.features.measuring import Measuring
 from diffray.workers.features.rankings import Rankings
 from diffray.workers.features.renoising import Renoising
@@ -15,6 +16,7 @@ from diffray.workers.features.soft import Soft
 from diffray.workers.features.sub_blocks import SubBlocks
 
 FEATURES: Final[tuple[type[Feature], ...]] = (
+    ImageInputs,
     SubBlocks,
     Edits,
     Branches,

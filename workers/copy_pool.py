@@ -11,12 +11,13 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.sequence import Sequence
 from diffray.components.speculation import SUREST, Record
 from diffray.workers.layout import Span
+from diffray.workers.outcome import Outcome
 from diffray.workers.slots import MOST_DRAFTS, Slots
 
 _MOST_RECORDS: Final = 64  # one for each decoder with its settings
 
 
-class Drafting:
+class CopyPool:
     """Lends copies, which never take a request's slot, and return their pages when few are free.
 
     `overhead` is the fixed cost of a forward, as a number of positions; 0: no copies. There are at
@@ -46,10 +47,15 @@ class Drafting:
         for sequence in self.holders:
             self._drop(sequence, wanted.get(sequence, 0))
         for sequence, count in wanted.items():
-            missing = count - len(sequence.drafts)
-            sequence.drafts += [self.slots.lend_copy() for _ in range(missing)]
+            missing = count - len(sequence.copies)
+            sequence.copies += [self.slots.lend_copy() for _ in range(missing)]
         self.holders = wanted
         return True
+
+    def note(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Record how many drafts of a round were right."""
+        right = outcome.step - sequence.block.step - 1
+        sequence.chance.note(right, foreseen=outcome.foreseen, done=outcome.done)
 
     def give_back(self, sequence: Sequence) -> None:
         """Take all copies back from a sequence."""
@@ -65,7 +71,7 @@ class Drafting:
         """
         found: list[Span] = []
         sequence = own.sequence
-        copies, chance = sequence.drafts, sequence.chance
+        copies, chance = sequence.copies, sequence.chance
         masks = int(sequence.block.masked.sum()) if copies else 0  # each step takes one
         drafts = sequence.policy.speculation is not None
         chance.lent = masks > 1
@@ -171,10 +177,10 @@ class Drafting:
         return True
 
     def _drop(self, sequence: Sequence, left: int) -> None:
-        for draft in sequence.drafts[left:]:
+        for draft in sequence.copies[left:]:
             self._free_pages(draft)
             self.slots.take_back(draft)
-        del sequence.drafts[left:]
+        del sequence.copies[left:]
 
     def _free_pages(self, draft: Copy) -> None:
         self.kv.free(draft.pages)

@@ -1,8 +1,7 @@
 """The canvas of a generation: its positions, its blocks, and the tokens that are final.
 
-    0          prompt_len     start        stop         blocks_stop    length
+    0          prompt_len    block.start   block.stop   blocks_stop    length
     |--- prompt ---|--- final ---|- current -|---- masks ----|-- suffix --|
-    |--- K/V from final tokens ---|                clean_end <= start (block-causal models)
 
 Blocks are cut from `anchor`: the end of the prompt or, for block-causal models, the start of the
 block of attention in which it ends, so their first block may start inside the prompt. If final
@@ -40,7 +39,7 @@ class OpenBlock:
     kv_stop: int  # the end of the keys that it sees
     read_start: int  # the first position that its logits come from
     first_alone: bool  # whether its first step decides its first position and no other
-    given: int  # positions of the prompt at its start
+    num_prompt: int  # positions of the prompt at its start
     masked: Tensor  # masks left, on the host
     step: int = 0  # denoising steps so far
     post_steps: int = 0  # those of them after the last mask
@@ -61,7 +60,7 @@ class Canvas:
     max_tokens: int
     policy: "Policy"
     spec: ModelSpec
-    context: int  # positions that a growing one may have
+    context: int  # the most positions that it may have
     final: list[int] = field(init=False, default_factory=list)  # tokens of finished blocks
     prompt_len: int = field(init=False)
     anchor: int = field(init=False)
@@ -93,7 +92,7 @@ class Canvas:
         return 1 if self.spec.encodes else self.policy.causal_length
 
     def shown(self) -> list[int | None]:
-        """Return what the answer's positions show: tokens that are known, then masks."""
+        """Return the answer's known tokens, with None at masks between them."""
         return [*self.final]
 
     def given(self, start: int, stop: int) -> list[int | None]:
@@ -111,15 +110,17 @@ class Canvas:
         return given + tuple(self.final[written : max(stop - self.prompt_len, 0)])
 
     def open(self, index: int) -> OpenBlock:
-        """Return a block to denoise; a growing canvas grows if it is not on it yet."""
+        """Return a block that is about to be denoised; the canvas may grow for it."""
         if self.policy.canvas_length:
             self.set_end(index)
         return self.block_at(index)
 
     def block_at(self, index: int) -> OpenBlock:
+        """Return a block of the canvas as it is."""
         start = self.anchor + index * self.policy.block_length
-        # A request that does not fit has blocks past its end, until it is refused.
-        stop = max(min(start + self.policy.block_length, self.blocks_stop), start)
+        # Until it is refused, a request that does not fit may have longer blocks, or more.
+        stop = min(start + self.policy.block_length, self.blocks_stop, self.context)
+        stop = max(stop, start)
         causal, shift = self.spec.block_causal, self.spec.logit_shift
         first_alone = self.policy.iteration.first_alone and start >= self.prompt_len
         first_alone = first_alone and (shift > 0 or not causal)
@@ -132,7 +133,7 @@ class Canvas:
             kv_stop=stop if causal else self.length,
             read_start=max(start - (0 if decided else shift), 0),
             first_alone=first_alone,
-            given=max(self.prompt_len - start, 0),
+            num_prompt=max(self.prompt_len - start, 0),
             masked=self.masks(start, stop),
         )
 

@@ -14,5 +14,5 @@ class Copy:
     slot: int
     pages: list[int] = field(default_factory=list)
     pages_P: "Tensor | None" = None  # of its whole canvas, on the host
-    covers: tuple[int, int, int] | None = None  # of a draft: the window that its pages are for
-    ready: bool = False  # of a draft: whether it was made by the last forward
+    covers: tuple[int, int, int] | None = None  # if lent for a while: the window of its pages
+    ready: bool = False  # if lent for a while: whether the last forward made it

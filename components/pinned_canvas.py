@@ -114,14 +114,9 @@ class PinnedCanvas(Canvas):
     def set_end(self, index: int) -> None:
         """Set where it ends: the literals after its last slot take no part."""
         self.limit = self.prompt_len + len(self.cells)
-        self.blocks_stop = self.prompt_len + max(self.slots_stop, len(self.final) + 1)
+        self.blocks_stop = self.prompt_len + max(slots_stop(self.cells), len(self.final) + 1)
         blocks = -(-(self.blocks_stop - self.anchor) // self.policy.block_length)
         self.num_blocks = self.added_blocks = blocks
-
-    @property
-    def slots_stop(self) -> int:
-        """The end of the last slot's cells."""
-        return slots_stop(self.cells)
 
     def shown(self) -> list[int | None]:
         """Return the answer, without tokens decided since the last `_contract`."""

@@ -54,7 +54,6 @@ class Sequence:
 
     uid: int
     params: "SamplingParams"
-    policy: "Policy"
     canvas: Canvas
     end_ids: frozenset[int]  # end tokens; empty if ignored
     watch: bool = False  # whether updates contain the canvas
@@ -76,13 +75,17 @@ class Sequence:
     kv: StoredKV = field(default_factory=StoredKV)
     uncond: Copy | None = None  # of a guided sequence: its canvas without prompt and suffix
     best: Copy | None = None  # of a canvas of noise: the most probable tokens so far
-    copies: list[Copy] = field(default_factory=list)  # drafts of the next steps, or branches
+    copies: list[Copy] = field(default_factory=list)  # lent for a while: drafts, or branches
     chance: Chance = field(default_factory=Chance)  # that a draft is right
 
     def __post_init__(self) -> None:
         scale, prompt_len = self.policy.cfg_scale, self.canvas.prompt_len
         self.transforms = transforms_of(self.params, scale, self.end_ids, prompt_len)
         self._enter(0)
+
+    @property
+    def policy(self) -> "Policy":
+        return self.canvas.policy
 
     @property
     def spec(self) -> ModelSpec:
@@ -109,12 +112,12 @@ class Sequence:
 
     @property
     def stored(self) -> list[StoredKV | Copy]:
-        """What holds pages of a whole canvas."""
+        """What holds the pages of a canvas whose K/V are stored as a whole."""
         return [self.kv, *self.mirrors]
 
     @property
     def num_stored(self) -> int:
-        """How many canvases hold pages once it runs."""
+        """The number of `stored` once it runs."""
         return 2 if self.guided else 1
 
     @property
@@ -166,8 +169,8 @@ class Sequence:
     def finish_block(self, ids: list[int]) -> None:
         """Record the current block's tokens as final and move to the next block."""
         block = self.block
-        self._follow(ids[block.given : self.canvas.limit - block.start])
-        self.canvas.final += ids[block.given :]
+        self._follow(ids[block.num_prompt : self.canvas.limit - block.start])
+        self.canvas.final += ids[block.num_prompt :]
         self.kv.clean_end = block.start
         self.steps_before += block.step
         self._enter(block.index + 1)

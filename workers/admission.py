@@ -164,7 +164,6 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
     return Sequence(
         uid=request.uid,
         params=params,
-        policy=policy,
         canvas=Canvas(*parts) if template is None else PinnedCanvas(*parts, template),
         end_ids=end_ids,
         watch=request.watch,
@@ -303,6 +302,12 @@ def _check_template(template: Template, params: SamplingParams) -> None:
 def _resume(sequence: Sequence, resume: Resume) -> None:
     """Bring a new sequence to the state of a resumed request; refuse an impossible state."""
     ids, (blocks, steps) = resume.ids, resume.progress
+    unfit = ValueError(
+        f"resume: {len(ids)} tokens, with {blocks} blocks finished in {steps} steps, do not "
+        "fit the request; use Resume.after() with all its updates"
+    )
+    if not 0 <= blocks <= sequence.canvas.num_blocks:
+        raise unfit
     sequence.resume(ids, (blocks, steps), resume.forwards)
     if sequence.reported.tokens == sequence.params.max_tokens and sequence.reported.end_id is None:
         raise ValueError("resume: all tokens were reported, so there is nothing left to do")
@@ -312,12 +317,9 @@ def _resume(sequence: Sequence, resume: Resume) -> None:
     pinned = isinstance(sequence.canvas, PinnedCanvas)
     reported = 0 if pinned else sequence.block.start - sequence.canvas.prompt_len
     if (
-        not 0 <= blocks < sequence.canvas.num_blocks
+        blocks == sequence.canvas.num_blocks
         or not max(reported, 0) <= len(ids) <= sequence.params.max_tokens
         or (steps < blocks if blocks else steps)
         or not sequence.end_ids.isdisjoint(ids[:-1])
     ):
-        raise ValueError(
-            f"resume: {len(ids)} tokens, with {blocks} blocks finished in {steps} steps, do not "
-            "fit the request; use Resume.after() with all its updates"
-        )
+        raise unfit

@@ -12,7 +12,7 @@ from diffray.components.sequence import Sequence
 from diffray.components.speculation import SUREST, Record
 from diffray.workers.layout import Span
 from diffray.workers.outcome import Outcome
-from diffray.workers.slots import MOST_DRAFTS, Slots
+from diffray.workers.slots import MOST_COPIES, Slots
 
 _MOST_RECORDS: Final = 64  # one for each decoder with its settings
 
@@ -76,16 +76,16 @@ class CopyPool:
         drafts = sequence.policy.speculation is not None
         chance.lent = masks > 1
         chance.made = chance.lent and copies[0].ready
-        for number, draft in enumerate(copies[: self.running.get(sequence, 0)], 1):
+        for number, copy in enumerate(copies[: self.running.get(sequence, 0)], 1):
             ahead = number if drafts else 0
             window = sequence.policy.cache.window(sequence, step + ahead)
             start, stop = sequence.policy.cache.window(sequence, step + ahead + 1)
             if window != (own.start, own.stop) or start > own.start or stop < own.stop:
                 break
             most = masks - (drafts or masks == 1)  # each leaves a mask
-            if not draft.ready or number > most or not self._cover(draft, own):
+            if not copy.ready or number > most or not self._cover(copy, own):
                 break
-            found.append(own._replace(copy=draft))
+            found.append(own._replace(copy=copy))
         chance.run = len(found)
         return found
 
@@ -110,7 +110,7 @@ class CopyPool:
         come first.
         """
         wanted: dict[Sequence, int] = {}
-        most = MOST_DRAFTS
+        most = MOST_COPIES
         if self.most_windows is not None:
             most = min(most, max(self.most_windows - len(sequences), 0))
         if not sequences or not self.overhead:
@@ -150,7 +150,7 @@ class CopyPool:
             and sequence not in self.running
             and SUREST * cost > len(sequences) * _size(sequence)
         ]
-        left = MOST_DRAFTS - sum(self.running.values()) if self.overhead else 0
+        left = MOST_COPIES - sum(self.running.values()) if self.overhead else 0
         return dict.fromkeys(found[:left], 1)
 
     def _record(self, sequence: Sequence) -> Record:
@@ -160,31 +160,31 @@ class CopyPool:
             del self._records[next(iter(self._records))]
         return self._records.setdefault(key, Record())
 
-    def _cover(self, draft: Copy, own: Span) -> bool:
-        """Give a draft its own pages for its window; return whether enough were free."""
+    def _cover(self, copy: Copy, own: Span) -> bool:
+        """Give a copy its own pages for its window; return whether enough were free."""
         covers = own.start, own.stop, own.kv_stop
-        if draft.covers == covers:
+        if copy.covers == covers:
             return True
-        self._free_pages(draft)
+        self._free_pages(copy)
         first = own.start // self.kv.page_size
         count = self.kv.pages_for(own.stop) - first
         if count > self.kv.num_free:
             return False
-        draft.pages, draft.covers = self.kv.allocate(count), covers
+        copy.pages, copy.covers = self.kv.allocate(count), covers
         assert own.sequence.kv.pages_P is not None
-        draft.pages_P = own.sequence.kv.pages_P.clone()
-        draft.pages_P[first : first + count] = torch.tensor(draft.pages)
+        copy.pages_P = own.sequence.kv.pages_P.clone()
+        copy.pages_P[first : first + count] = torch.tensor(copy.pages)
         return True
 
     def _drop(self, sequence: Sequence, left: int) -> None:
-        for draft in sequence.copies[left:]:
-            self._free_pages(draft)
-            self.slots.take_back(draft)
+        for copy in sequence.copies[left:]:
+            self._free_pages(copy)
+            self.slots.take_back(copy)
         del sequence.copies[left:]
 
-    def _free_pages(self, draft: Copy) -> None:
-        self.kv.free(draft.pages)
-        draft.pages, draft.covers = [], None
+    def _free_pages(self, copy: Copy) -> None:
+        self.kv.free(copy.pages)
+        copy.pages, copy.covers = [], None
 
 
 def _size(sequence: Sequence) -> int:

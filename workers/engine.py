@@ -47,7 +47,7 @@ class Engine:
         chunk: int = 512,
         graphs: Graphs | None = None,
         threads: Threads | None = None,
-        overhead: int = 256,
+        draft_overhead: int = 256,
         upkeep: Upkeep | None = None,
     ) -> None:
         self.model, self.kv, self.slots = model, kv, slots
@@ -59,7 +59,7 @@ class Engine:
         most_windows = None if graphs is None else slots.num_slots
         self.upkeep = upkeep  # None: its weights cannot be replaced
         self.adapters: Adapters | None = None  # None: adapters are not supported
-        self.copies = CopyPool(kv, slots, overhead, most_windows)
+        self.copies = CopyPool(kv, slots, draft_overhead, most_windows)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of admission
         self._batch_plan: BatchPlan | None = None  # the current plan; None if it is no longer valid

@@ -97,11 +97,13 @@ def _adapted(windows: list[Span], offsets: list[int], device: torch.device) -> t
 
 
 def _window(span: Span, slots: Slots) -> Window:
-    sequence, canvas = span.sequence, span.copy or span.sequence
-    pages_P = sequence.kv.pages_P if span.copy is None else span.copy.pages_P
+    sequence = span.sequence
+    slot, pages_P = sequence.slot, sequence.kv.pages_P
+    if span.copy is not None:
+        slot, pages_P = span.copy.slot, span.copy.pages_P
     assert pages_P is not None
-    cell = canvas.slot * slots.length
-    block = sequence.causal_at(span.start)
+    causal = sequence.causal_at(span.start)
     # Positions before the block are final, on pages that may be shared, so they are read as stored.
     first_open = sequence.block.start if sequence.policy.cache.keeps_prefix else 0
-    return Window(span.start, span.stop, span.kv_stop, block, pages_P, cell, first_open)
+    cell = slot * slots.length
+    return Window(span.start, span.stop, span.kv_stop, causal, pages_P, cell, first_open)

@@ -41,5 +41,5 @@ class Limits:
         return self.shares_prefixes and sequence.policy.cache.keeps_prefix and not sequence.guided
 
     def pages(self, sequence: "Sequence", stop: int) -> int:
-        """Return how many K/V pages the first `stop` positions take, on all its canvases."""
+        """Return how many K/V pages the first `stop` positions take, on all that are `stored`."""
         return -(-stop // self.page_size) * sequence.num_stored

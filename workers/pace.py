@@ -11,8 +11,8 @@ def steps_ahead(sequence: Sequence) -> int:
     faster: blocks speed up towards their end. Before a block's first step it is 1.
     """
     policy = sequence.policy
-    ranked = isinstance(sequence.canvas, PinnedCanvas) and sequence.params.logprobs
-    if sequence.block.step == 0 or sequence.may_shrink or ranked:
+    weighs = isinstance(sequence.canvas, PinnedCanvas) and sequence.params.logprobs
+    if sequence.block.step == 0 or sequence.may_shrink or weighs:
         return 1
     # A step's result is known only after it, or decides the next step's window.
     if policy.speculation is not None or policy.cache.follows_masks:

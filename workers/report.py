@@ -64,7 +64,7 @@ def _report_pinned(sequence: Sequence, canvas: PinnedCanvas, outcome: Outcome) -
     canvas.note(canvas.first_cell(sequence.block), outcome)
     if sequence.block.index + 1 < canvas.num_blocks:
         return update
-    ids = [*canvas.final, *outcome.ids[sequence.block.given :]]
+    ids = [*canvas.final, *outcome.ids[sequence.block.num_prompt :]]
     ids += canvas.cells[len(ids) :]
     stop = next(
         at for at, token in enumerate(ids) if token in (*sequence.end_ids, canvas.template.end_id)
@@ -103,6 +103,6 @@ def _canvas(sequence: Sequence, outcome: Outcome) -> list[int | None]:
     """Return the generated part: finished blocks, the current one, and masks after it."""
     masked = outcome.masked.tolist()
     block = [None if hidden else token for token, hidden in zip(outcome.ids, masked, strict=True)]
-    canvas = [*sequence.canvas.final, *block[sequence.block.given :]]
+    canvas = [*sequence.canvas.final, *block[sequence.block.num_prompt :]]
     length = min(sequence.canvas.blocks_stop, sequence.canvas.limit) - sequence.canvas.prompt_len
     return canvas[:length] + [None] * (length - len(canvas))

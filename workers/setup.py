@@ -174,7 +174,7 @@ def engine_of(
         chunk=setup.chunk,
         graphs=graphs,
         threads=None if setup.cpu_threads is not None else _threads(loaded, mesh),
-        overhead=overhead if setup.draft_overhead is None else setup.draft_overhead,
+        draft_overhead=overhead if setup.draft_overhead is None else setup.draft_overhead,
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from diffray.workers.layout import Layout
 
 
-MOST_DRAFTS = 16  # at a time
+MOST_COPIES = 16  # at a time
 
 
 class Slots:
@@ -37,8 +37,8 @@ class Slots:
         vocab_size: int = 0,  # for the noise
     ) -> None:
         # Canvases of sequences, of their copies without the prompt or with best tokens, and of
-        # drafts; padding writes to the last row.
-        shape = (2 * num_slots + MOST_DRAFTS + 1, length)
+        # drafts and branches; padding writes to the last row.
+        shape = (2 * num_slots + MOST_COPIES + 1, length)
         self.num_slots = num_slots
         self.mask_token_id, self.vocab_size = mask_token_id, vocab_size
         self.length = length

@@ -80,7 +80,7 @@ def run_to_the_end(
         sequence = engine.check(request)
         if decoder == "credit":
             policy = sequence.policy
-            sequence.policy = replace(policy, decoder=ScriptedCredit(script=policy.decoder))
+            sequence.canvas.policy = replace(policy, decoder=ScriptedCredit(script=policy.decoder))
         engine.enqueue(sequence)
     while not engine.idle:
         begin = time.perf_counter()

@@ -59,7 +59,7 @@ class ParamsBuilder:
     async def grammar(
         self, pool: GrammarPool, field: str, outputs: StructuredOutputs, diffusion: DiffusionParams
     ) -> bytes:
-        """Return the automaton, or the pinned canvas, for a body's field."""
+        """Return the automaton, or the template of a pinned canvas, for a body's field."""
         if self.tokenizer is None:
             raise invalid(f"{field} needs a tokenizer, and the checkpoint has none", field)
         try:

@@ -48,7 +48,7 @@ class Schedule(Decoder):
     def shares(self, sequence: "Sequence") -> tuple[int, ...]:
         index, count = sequence.canvas.place_of(sequence.block.index)
         steps = self.steps * (index + 1) // count - self.steps * index // count
-        masks = sequence.block.length - sequence.block.given
+        masks = sequence.block.length - sequence.block.num_prompt
         from diffray.kernels.dream_schedule import shares  # with torch, which options do without
 
         return shares(max(steps, 1), self.eps, masks, sequence.block.first_alone)

@@ -62,7 +62,7 @@ class Grammars:
     def compile(self, outputs: StructuredOutputs, slot_length: int | None = None) -> bytes:
         """Return the automaton of these texts, as bytes; raises InvalidField if there is none.
 
-        With a `slot_length` it is their pinned canvas.
+        With a `slot_length` it is the template of their pinned canvas.
         """
         if slot_length is None:
             is_grammar = outputs.grammar is not None

@@ -201,7 +201,7 @@ def sequence_of(length: int, iteration: Iteration, blocks: int = 1) -> Sequence:
     policy = Policy(length, length, iteration, Schedule(), NoCache(), 0.0)
     params = SamplingParams(max_tokens=length * blocks)
     canvas = Canvas((1, 2), (), params.max_tokens, policy, toy_spec(), 2**62)
-    return Sequence(0, params, policy, canvas, frozenset())
+    return Sequence(0, params, canvas, frozenset())
 
 
 @pytest.mark.parametrize("iteration", [Blockwise(), FirstToken()], ids=["all", "first"])

@@ -155,8 +155,8 @@ def test_no_token_changes_under_eviction_preemption_and_interrupts(
     find = engine.kv.first_steps.find
     kept: list[FirstStep | None] = []
 
-    def noted(canvas: FirstStepKey) -> FirstStep | None:
-        kept.append(find(canvas))
+    def noted(key: FirstStepKey) -> FirstStep | None:
+        kept.append(find(key))
         return kept[-1]
 
     monkeypatch.setattr(engine.kv.first_steps, "find", noted)

@@ -38,6 +38,7 @@ def noise() -> Engine:
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bi", {"prompt": ()}, "prompt is empty"),
     ("bi", {"prompt": (1,) * 500, "max_tokens": 20}, "shorten"),
+    ("causal", {"prompt": (1,), "diffusion": {"block_length": 2**31 - 1}}, "shorten"),
     ("bi", {"prompt": (1,) * 300, "suffix": (1,) * 205, "max_tokens": 8}, "suffix (205)"),
     ("causal", {"suffix": (1, 2)}, "block-causal, so the text cannot depend"),
     ("bi", {"prompt": (64,)}, UNKNOWN),
@@ -88,6 +89,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     # A place to resume at that this request cannot have come to, with blocks of 8.
     ("bi", {"resume": Resume((1,) * 20)}, "all tokens were reported"),
     ("bi", {"resume": Resume((1, EOS))}, "the end token was reported"),
+    ("bi", {"resume": Resume((1,), progress=Progress(10**19, 10**19))}, NO_FIT),
     ("bi", {"resume": Resume((1, EOS, 1))}, NO_FIT),
     ("bi", {"resume": Resume((1,) * 7, Progress(1, 3))}, NO_FIT),
     ("bi", {"resume": Resume((1,) * 9, Progress(2, 9))}, NO_FIT),

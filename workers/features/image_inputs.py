@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class ImageInputs(Feature):
     """The windows within images, also those of chunks, in a model that takes images."""
 
-    fused = True
+    fused, replayed = True, False
 
     @classmethod
     def of(cls, plan: "BatchPlan") -> Self | None:
-        sight = plan.model.spec.sight
+        sight = plan.model.spec.sight  # chunks with images may join any of the plan's forwards
         return None if sight is None else cls(sight)
 
     def __init__(self, sight: Sight) -> None:

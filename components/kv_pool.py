@@ -7,7 +7,7 @@ D head size.
 from collections.abc import Sequence as Items
 from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +58,18 @@ if TYPE_CHECKING:
     from diffray.components.sequence import Sequence
 
 
+class Sharing(NamedTuple):
+    """What requests may read of others."""
+
+    prefixes: bool = True
+    host_pages: int = 0  # for prefixes that leave the device
+    ttl: float | None = None  # seconds after which an unused prefix is forgotten
+    first_steps: str = "off"  # or exact, or approx
+
+
+PREFIXES: Final = Sharing()
+
+
 class KVPool:
     """The K/V of all sequences on this rank; page 0 is never allocated: padding writes to it.
 
@@ -75,11 +87,7 @@ class KVPool:
         device: torch.device,
         form: Format | None = None,
         kernels: Kernels = TORCH,
-        share_prefixes: bool = True,
-        host_pages: int = 0,
-        prefix_ttl: float | None = None,
-        share_first_steps: bool = False,
-        approximate_first_steps: bool = False,
+        sharing: Sharing = PREFIXES,
     ) -> None:
         """Store layers of one shape together; without a format, keep K/V in the dtype."""
         self.kernels = kernels
@@ -87,13 +95,15 @@ class KVPool:
         self.num_pages = num_pages
         self.dtype, self.device, self.form = dtype, device, form
         self._shapes = tuple(shapes)
-        self.host = HostPages(page_size, host_pages)
+        self.host = HostPages(page_size, sharing.host_pages)
         self.take_back()
         self.prefixes = Prefixes(
-            page_size, enabled=share_prefixes, host_pages=host_pages, ttl=prefix_ttl
+            page_size, enabled=sharing.prefixes, host_pages=sharing.host_pages, ttl=sharing.ttl
         )
         self.first_steps = FirstSteps(
-            page_size, enabled=share_first_steps, approximates=approximate_first_steps
+            page_size,
+            enabled=sharing.first_steps != "off",
+            approximates=sharing.first_steps == "approx",
         )
         self.unused = list(range(num_pages - 1, 0, -1))  # pages without contents
 

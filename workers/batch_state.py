@@ -32,6 +32,19 @@ class DecoderGroup(NamedTuple):
     rows_G: Tensor
 
 
+class Places(NamedTuple):
+    """Where the rows' blocks are, and what else of them does not change."""
+
+    positions_BL: Tensor
+    inside_BL: Tensor  # without padding
+    cells_BL: Tensor  # on all canvases; of padding, one that is never read
+    length_B: Tensor
+    seed_B: Tensor
+    before_B: Tensor  # steps of the blocks before
+    index_B: Tensor  # the block's number among those added to the canvas together ...
+    count_B: Tensor  # ... and how many these are
+
+
 class BatchState:
     """One row per sequence and per copy, valid until the block of any sequence changes."""
 
@@ -50,18 +63,12 @@ class BatchState:
         copy_canvases(self.rows, slots)
         self._floors: list[float] = []
         self._shares = [row.sequence.policy.decoder.shares(row.sequence) for row in self.rows]
-        start_B, stop_B, base_B, self.seed_B, self.before_B, self.steps_B, *rest = self._numbers()
-        self.index_B, self.count_B, self.post_steps_B = rest
-        self.positions_BL = start_B.unsqueeze(1) + torch.arange(self.length, device=self.device)
-        self.length_B = stop_B - start_B
-        self.inside_BL = self.positions_BL < stop_B.unsqueeze(1)
-        cells_BL = base_B.unsqueeze(1) + self.positions_BL
-        self.cells_BL = torch.where(self.inside_BL, cells_BL, slots.trash)
+        self.places, self.steps_B, self.post_steps_B = self._placed()
         self.features = features
         for feature in features:
             feature.begin(self)
         self.ids_BL = self._cells(slots.ids_SN)
-        self.masked_BL = self._cells(slots.masked_SN) & self.inside_BL
+        self.masked_BL = self._cells(slots.masked_SN) & self.places.inside_BL
         self.steps_BL = self._cells(slots.steps_SN)
         self.logprobs_BL = self._cells(slots.logprobs_SN)
         self.done_B = torch.zeros_like(self.steps_B, dtype=torch.bool)
@@ -71,8 +78,8 @@ class BatchState:
         self._none_BL = torch.zeros_like(self.masked_BL)
         self.rules = self._find_rules()
 
-    def _numbers(self) -> Tensor:
-        """Return nine numbers of each row, [9, B], in one copy to the device."""
+    def _placed(self) -> tuple[Places, Tensor, Tensor]:
+        """Return the rows' places, and how many steps and post-steps were before."""
         numbers = [
             (
                 s.block.start,
@@ -87,7 +94,16 @@ class BatchState:
             for row in self.rows
             for s in (row.sequence,)
         ]
-        return send(torch.tensor(numbers).T.contiguous(), self.device)  # each row contiguous
+        # In one copy to the device; each row is contiguous.
+        start_B, stop_B, base_B, seed_B, before_B, steps_B, index_B, count_B, post_steps_B = send(
+            torch.tensor(numbers).T.contiguous(), self.device
+        )
+        positions_BL = start_B.unsqueeze(1) + torch.arange(self.length, device=self.device)
+        inside_BL = positions_BL < stop_B.unsqueeze(1)
+        cells_BL = (base_B.unsqueeze(1) + positions_BL).where(inside_BL, self.slots.trash)
+        length_B = stop_B - start_B
+        facts = positions_BL, inside_BL, cells_BL, length_B, seed_B, before_B, index_B, count_B
+        return Places(*facts), steps_B, post_steps_B
 
     def now(self, step: int, first_only: Items[bool]) -> Block:
         """Return what decoders see at the `step`-th step of a round.
@@ -110,13 +126,13 @@ class BatchState:
             ids_BL=self.ids_BL,
             masked_BL=masked_BL,
             editable_BL=self._none_BL,
-            positions_BL=self.positions_BL,
-            seed_B=self.seed_B,
-            step_B=self.before_B + self.steps_B,
+            positions_BL=self.places.positions_BL,
+            seed_B=self.places.seed_B,
+            step_B=self.places.before_B + self.steps_B,
             step_in_block_B=self.steps_B,
-            length_B=self.length_B,
-            index_B=self.index_B,
-            count_B=self.count_B,
+            length_B=self.places.length_B,
+            index_B=self.places.index_B,
+            count_B=self.places.count_B,
             floor_B=self._floor_B,
             plans=self._plans(step),
         )
@@ -177,9 +193,9 @@ class BatchState:
             self.logprobs_BL,
             self.steps_B,
             self.done_B,
-            self.before_B,
-            self.length_B,
-            self.cells_BL,
+            self.places.before_B,
+            self.places.length_B,
+            self.places.cells_BL,
         )
         canvases = self.slots.ids_SN.view(-1), self.slots.masked_SN.view(-1)
         self.kernels.settle(found, heads_BL, block.masked_BL, self.rules, progress, *canvases)
@@ -262,8 +278,12 @@ class BatchState:
         ]
 
     def _cells(self, state_SN: Tensor) -> Tensor:
-        return state_SN.view(-1).index_select(0, self.cells_BL.view(-1)).view_as(self.cells_BL)
+        return (
+            state_SN.view(-1)
+            .index_select(0, self.places.cells_BL.view(-1))
+            .view_as(self.places.cells_BL)
+        )
 
     def put(self, state_SN: Tensor, block_BL: Tensor, cells_BL: Tensor | None = None) -> None:
-        cells_BL = self.cells_BL if cells_BL is None else cells_BL
+        cells_BL = self.places.cells_BL if cells_BL is None else cells_BL
         state_SN.view(-1).index_copy_(0, cells_BL.view(-1), block_BL.view(-1))

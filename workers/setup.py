@@ -20,7 +20,7 @@ from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.folder import read_config, resolve
 from diffray.components.checkpoints.special_tokens import NO_MASK, special_ids
 from diffray.components.denoiser import Denoiser
-from diffray.components.kv_pool import KVPool, kv_format, position_bytes
+from diffray.components.kv_pool import KVPool, Sharing, kv_format, position_bytes
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model, check_sharing, kernels_for
 from diffray.kernels.choose import TORCH
@@ -203,11 +203,12 @@ def _pool(model: Denoiser, setup: EngineOptions, num_pages: int) -> KVPool:
         device=model.device,
         form=form,
         kernels=model.kernels,
-        share_prefixes=setup.enable_prefix_caching is not False,
-        host_pages=host_pages_for(setup.swap_space, page_bytes) if num_pages > 1 else 0,
-        prefix_ttl=setup.prefix_cache_ttl,
-        share_first_steps=setup.first_step_caching != "off",
-        approximate_first_steps=setup.first_step_caching == "approx",
+        sharing=Sharing(
+            prefixes=setup.enable_prefix_caching is not False,
+            host_pages=host_pages_for(setup.swap_space, page_bytes) if num_pages > 1 else 0,
+            ttl=setup.prefix_cache_ttl,
+            first_steps=setup.first_step_caching,
+        ),
     )
 
 

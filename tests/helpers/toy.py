@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffray.components.batch import Batch
-from diffray.components.kv_pool import KVPool
+from diffray.components.kv_pool import KVPool, Sharing
 from diffray.components.mesh import Mesh
 from diffray.components.model_spec import ModelSpec
 from diffray.components.params import SamplingParams
@@ -164,8 +164,8 @@ def toy_engine(
     spec = model.spec
     kv = KVPool(
         shapes=spec.kv_shapes, num_pages=num_pages, page_size=page_size, dtype=torch.float64,
-        device=CPU, host_pages=host_pages, prefix_ttl=prefix_ttl, form=form,
-        share_first_steps=first_steps != "off", approximate_first_steps=first_steps == "approx",
+        device=CPU, form=form,
+        sharing=Sharing(host_pages=host_pages, ttl=prefix_ttl, first_steps=first_steps),
     )  # fmt: skip
     slots = Slots(num_slots, spec.max_positions, MASK, CPU)
     return Engine(model, kv, slots, eos_token_ids=(EOS,), mesh=Mesh(), chunk=chunk)

@@ -83,7 +83,7 @@ class Drafts(Feature):
                     block,
                     ids_BL=ids_BL,
                     masked_BL=masked_BL,
-                    step_B=rows.before_B + steps_B,
+                    step_B=rows.places.before_B + steps_B,
                     step_in_block_B=steps_B,
                 )
             )

@@ -36,7 +36,7 @@ class Edits(Feature):
             for s in (row.sequence for row in rows.rows)
         ]
         first_B, self.most_B, self.last_B = send(torch.tensor(facts).T.contiguous(), rows.device)
-        self.ours_BL = rows.inside_BL & (rows.positions_BL >= first_B.unsqueeze(1))
+        self.ours_BL = rows.places.inside_BL & (rows.places.positions_BL >= first_B.unsqueeze(1))
 
     def show(self, rows: "BatchState", block: Block) -> Block:
         editable_BL = self.ours_BL & ~rows.masked_BL & ~rows.done_B.unsqueeze(1)

@@ -29,8 +29,8 @@ class Guidance(Feature):
             if s.uncond is not None
         ]
         self.rows_G, base_G, given_G = send(torch.tensor(facts), rows.device).unbind(1)
-        positions_GL = rows.positions_BL[self.rows_G]
-        ours_GL = rows.inside_BL[self.rows_G] & (positions_GL >= given_G.unsqueeze(1))
+        positions_GL = rows.places.positions_BL[self.rows_G]
+        ours_GL = rows.places.inside_BL[self.rows_G] & (positions_GL >= given_G.unsqueeze(1))
         cells_GL = base_G.unsqueeze(1) + positions_GL
         self.cells_GL = torch.where(ours_GL, cells_GL, rows.slots.trash)
 

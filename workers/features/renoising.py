@@ -40,7 +40,7 @@ class Renoising(Feature):
         facts_G5 = send(torch.tensor(facts, dtype=torch.long), slots.device)
         self.rows_G, base_G, stop_G, self.most_G, self.stability_G = facts_G5.unbind(1)
         self.limit_G = send(torch.tensor(limits, dtype=torch.float64), slots.device)
-        positions_GL = rows.positions_BL[self.rows_G]
+        positions_GL = rows.places.positions_BL[self.rows_G]
         inside_GL = positions_GL < stop_G.unsqueeze(1)
         self.positions_GL = positions_GL.minimum(stop_G.unsqueeze(1) - 1)
         self.cells_GL = (base_G.unsqueeze(1) + positions_GL).where(inside_GL, slots.trash)

@@ -4,7 +4,7 @@ A model file gives it a config, the MLPs and the checkpoint's names.
 Letters: T packed tokens, R of them that the head reads, H hidden size, V this rank's vocabulary.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -19,7 +19,7 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.layers import Norm, Part, Parts, Rotary, VocabTable
 from diffray.components.low_rank import Running
 from diffray.components.mesh import Mesh
-from diffray.components.model_spec import ModelSpec
+from diffray.components.model_spec import Denoising, ModelSpec
 from diffray.components.quantization import Scheme
 from diffray.components.quantized_parts import chosen_formats
 from diffray.components.weight import Weight
@@ -143,12 +143,7 @@ class Denoiser(nn.Module):
         names: Names,
         mesh: Mesh,
         dtype: torch.dtype,
-        *,
-        block_causal: bool,
-        block_length: int = 32,
-        logit_shift: int = 0,
-        canvas_length: int = 128,
-        decoder: Mapping[str, Any] | None = None,
+        denoising: Denoising,
         kernels: Kernels = TORCH,
         own: OwnStack | None = None,
     ) -> None:
@@ -177,12 +172,13 @@ class Denoiser(nn.Module):
             vocab_size=dims.vocab,
             vocab_start=self.output.rows.start,
             max_positions=dims.rope.positions,
-            block_causal=block_causal,
-            block_length=block_length,
-            canvas_length=0 if block_causal else canvas_length,
-            logit_shift=logit_shift,
+            block_causal=denoising.block_causal,
+            block_length=denoising.block_length,
+            canvas_length=0 if denoising.block_causal else denoising.canvas_length,
+            logit_shift=denoising.logit_shift,
             family=dims.family,
-            decoder=decoder or {"kind": "threshold"},
+            decoder=denoising.decoder,
+            sampler=denoising.sampler,
         )
 
     @property

@@ -2,9 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from diffray.components.image import Sight
+
+THRESHOLD: Final[Mapping[str, Any]] = {"kind": "threshold"}
+
+
+class Denoising(NamedTuple):
+    """How a family denoises, and what its authors recommend; `ModelSpec` explains the fields."""
+
+    block_causal: bool
+    block_length: int = 32
+    logit_shift: int = 0
+    canvas_length: int = 128  # of bidirectional models
+    decoder: Mapping[str, Any] = THRESHOLD
+    sampler: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +40,7 @@ class ModelSpec:
     sight: Sight | None = None  # the images that it takes
     own_shapes: tuple[tuple[int, int], ...] = ()  # of each layer's keys, where they differ
     # The defaults of requests, as the model's authors recommend.
-    decoder: Mapping[str, Any] = field(default_factory=lambda: {"kind": "threshold"})
+    decoder: Mapping[str, Any] = field(default_factory=lambda: THRESHOLD)
     iteration: Mapping[str, Any] = field(default_factory=dict)
     # Maps the names in generation_config.json to settings of these two.
     sampler: Mapping[str, str] = field(default_factory=dict)

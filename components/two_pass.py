@@ -6,8 +6,9 @@ it expected in the previous step (self-conditioning), the encoder's do not. Logi
 Letters: T packed tokens, R rows of the head, H hidden size, V this rank's vocabulary, K ids.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from diffray.components.dims import Dims
 from diffray.components.image import Sight
 from diffray.components.layers import GatedMLP, Parts, whole, wide
 from diffray.components.mesh import Mesh
+from diffray.components.model_spec import Denoising
 from diffray.components.sandwich import SandwichLayer, WideNorm
 from diffray.components.vision import Vision
 from diffray.kernels.choose import Kernels
@@ -42,6 +44,17 @@ class SelfConditioning(nn.Module):
         return norm | self.mlp.parts(prefix, ())
 
 
+class Around(NamedTuple):
+    """What such a model has beside its stack."""
+
+    encoder: str  # the checkpoint's prefix of tensors that only the encoder has
+    vision: Vision
+    sight: Sight
+    prefix: str  # of the tensors of `conditioning`
+    conditioning: SelfConditioning
+    cap: float  # of logits
+
+
 class TwoPass(Denoiser):
     """A model that runs masks and final tokens differently, possibly in the same forward."""
 
@@ -51,42 +64,23 @@ class TwoPass(Denoiser):
         layers: list[SandwichLayer],
         own: OwnStack,
         names: Names,
-        encoder: str,  # the checkpoint's prefix of tensors that only the encoder has
-        vision: Vision,
-        sight: Sight,
-        conditioning: tuple[str, SelfConditioning],
-        cap: float,
+        around: Around,
         mesh: Mesh,
         dtype: torch.dtype,
-        *,
-        block_length: int,
-        decoder: Mapping[str, object],
-        sampler: Mapping[str, str],
+        denoising: Denoising,
         kernels: Kernels,
     ) -> None:
-        super().__init__(
-            dims,
-            (),
-            names,
-            mesh,
-            dtype,
-            block_causal=True,
-            block_length=block_length,
-            decoder=decoder,
-            kernels=kernels,
-            own=own,
-        )
-        self.encoder, self.cap, self.vision = encoder, cap, vision
-        self.prefix, self.conditioning = conditioning
+        super().__init__(dims, (), names, mesh, dtype, denoising, kernels, own)
+        self.encoder, self.cap, self.vision = around.encoder, around.cap, around.vision
+        self.prefix, self.conditioning = around.prefix, around.conditioning
         self.scaled = layers
         shapes = tuple((each.attention.num_keys, each.attention.heads.size) for each in layers)
         self.spec = replace(
             self.spec,
             encodes=True,
             own_shapes=shapes,
-            sight=sight,
+            sight=around.sight,
             iteration={"kind": "renoise"},
-            sampler=sampler,
         )
 
     def embed(self, ids_T: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from diffray.components.experts import Experts
 from diffray.components.image import Sight
 from diffray.components.layers import GatedMLP, GatedNames
 from diffray.components.mesh import Mesh
+from diffray.components.model_spec import Denoising
 from diffray.components.models.fields import Config, Fields, shown
 from diffray.components.models.qwen import MLP_NAMES, QWEN3
 from diffray.components.sandwich import (
@@ -23,7 +24,7 @@ from diffray.components.sandwich import (
     ScaledRouter,
     WideNorm,
 )
-from diffray.components.two_pass import SelfConditioning, TwoPass
+from diffray.components.two_pass import Around, SelfConditioning, TwoPass
 from diffray.components.vision import Eye, Vision
 from diffray.kernels.choose import TORCH, Kernels
 from diffray.kernels.rope_scaling import Rope
@@ -121,30 +122,32 @@ def build_diffusion_gemma(
         return SandwichLayer(attention, mlp, dtype)
 
     layers = [sandwich(number, own) for number, own in enumerate(heads)]
+    sight = Sight(
+        token_id=whole.count("image_token_id", 258880),
+        begin_id=whole.count("boi_token_id", 255999),
+        end_id=whole.count("eoi_token_id", 258882),
+        patch=3 * eye.patch**2,
+        pool=eye.pool,
+        most=min(own.reach or dims.rope.positions for own in heads),
+        places=eye.places,
+    )
+    conditioning = SelfConditioning(dense(CONDITIONING_NAMES), hidden, eps, dtype)
+    cap = fields.number("final_logit_softcapping", 30.0)
     return TwoPass(
         dims,
         layers,
         OwnStack(layers, Rotations(dict.fromkeys(heads)), WideNorm(hidden, eps, dtype)),
         NAMES,
-        ENCODER,
-        Vision(eye, hidden, dtype),
-        Sight(
-            token_id=whole.count("image_token_id", 258880),
-            begin_id=whole.count("boi_token_id", 255999),
-            end_id=whole.count("eoi_token_id", 258882),
-            patch=3 * eye.patch**2,
-            pool=eye.pool,
-            most=min(own.reach or dims.rope.positions for own in heads),
-            places=eye.places,
-        ),
-        (CONDITIONING, SelfConditioning(dense(CONDITIONING_NAMES), hidden, eps, dtype)),
-        fields.number("final_logit_softcapping", 30.0),
+        Around(ENCODER, Vision(eye, hidden, dtype), sight, CONDITIONING, conditioning, cap),
         mesh,
         dtype,
-        block_length=whole.count("canvas_length", 256),
-        decoder={"kind": "entropy_bound"},
-        sampler=SAMPLER,
-        kernels=kernels,
+        Denoising(
+            block_causal=True,
+            block_length=whole.count("canvas_length", 256),
+            decoder={"kind": "entropy_bound"},
+            sampler=SAMPLER,
+        ),
+        kernels,
     )
 
 

@@ -5,6 +5,7 @@ import torch
 from diffray.components.denoiser import Denoiser
 from diffray.components.layers import GatedMLP
 from diffray.components.mesh import Mesh
+from diffray.components.model_spec import Denoising
 from diffray.components.models.fields import Config, Fields
 from diffray.components.models.qwen import MLP_NAMES, QWEN2, read_dims
 from diffray.kernels.choose import TORCH, Kernels
@@ -24,8 +25,6 @@ def build_dream(
         QWEN2,
         mesh,
         dtype,
-        block_causal=False,
-        logit_shift=1,
-        canvas_length=256,
-        kernels=kernels,
+        Denoising(block_causal=False, logit_shift=1, canvas_length=256),
+        kernels,
     )

@@ -6,6 +6,7 @@ from diffray.components.denoiser import Denoiser, Names
 from diffray.components.dims import Dims
 from diffray.components.layers import GatedMLP, GatedNames
 from diffray.components.mesh import Mesh
+from diffray.components.model_spec import Denoising
 from diffray.components.models.fields import Config, Fields
 from diffray.kernels.choose import TORCH, Kernels
 
@@ -71,4 +72,4 @@ def build_llada(
     dims = read_dims(fields)
     width = fields.optional_count("mlp_hidden_size") or fields.count("mlp_ratio") * dims.hidden
     mlps = [GatedMLP(dims.hidden, width, MLP_NAMES, mesh, dtype) for _ in range(dims.layers)]
-    return Denoiser(dims, mlps, NAMES, mesh, dtype, block_causal=False, kernels=kernels)
+    return Denoiser(dims, mlps, NAMES, mesh, dtype, Denoising(block_causal=False), kernels)

@@ -11,6 +11,7 @@ from diffray.components.dims import Dims
 from diffray.components.experts import Experts, SparseMLP
 from diffray.components.layers import GatedMLP, GatedNames, Parts, whole, wide
 from diffray.components.mesh import Mesh
+from diffray.components.model_spec import Denoising
 from diffray.components.models.fields import Config, Fields
 from diffray.components.weight import empty
 from diffray.kernels.choose import TORCH, Kernels
@@ -147,5 +148,5 @@ def build_llada2_moe(
     # The published configs do not name the length; LLaDA2 was trained with blocks of 32.
     block = fields.count("block_length", fields.count("block_size", 32))
     return Denoiser(
-        dims, mlps, NAMES, mesh, dtype, block_causal=True, block_length=block, kernels=kernels
+        dims, mlps, NAMES, mesh, dtype, Denoising(block_causal=True, block_length=block), kernels
     )

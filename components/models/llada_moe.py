@@ -7,6 +7,7 @@ from diffray.components.dims import Dims
 from diffray.components.experts import Experts, SparseMLP
 from diffray.components.layers import GatedMLP, GatedNames
 from diffray.components.mesh import Mesh
+from diffray.components.model_spec import Denoising
 from diffray.components.models.fields import Config, Fields
 from diffray.components.models.qwen import MLP_NAMES, QWEN3
 from diffray.components.softmax_router import SoftmaxRouter
@@ -76,7 +77,7 @@ def build_llada_moe(
         return GatedMLP(dims.hidden, dense_width, MLP_NAMES, mesh, dtype)
 
     mlps: list[MLP] = [sparse() if is_sparse else dense() for is_sparse in _sparse_layers(fields)]
-    return Denoiser(dims, mlps, QWEN3, mesh, dtype, block_causal=False, kernels=kernels)
+    return Denoiser(dims, mlps, QWEN3, mesh, dtype, Denoising(block_causal=False), kernels)
 
 
 def _sparse_layers(fields: Fields) -> list[int]:

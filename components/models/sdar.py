@@ -9,6 +9,7 @@ from diffray.components.denoiser import MLP, Denoiser
 from diffray.components.experts import Experts, SparseMLP
 from diffray.components.layers import GatedMLP
 from diffray.components.mesh import Mesh
+from diffray.components.model_spec import Denoising
 from diffray.components.models.fields import Config, Fields
 from diffray.components.models.qwen import MLP_NAMES, QWEN3, read_dims
 from diffray.components.softmax_router import SoftmaxRouter
@@ -60,8 +61,6 @@ def _stacked(
         QWEN3,
         mesh,
         dtype,
-        block_causal=True,
-        block_length=block,
-        decoder=DECODER,
-        kernels=kernels,
+        Denoising(block_causal=True, block_length=block, decoder=DECODER),
+        kernels,
     )

@@ -14,7 +14,7 @@ up to whole blocks.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -55,6 +55,8 @@ class OpenBlock:
 class Canvas:
     """A canvas whose answer is masks at first; `PinnedCanvas` is the other kind."""
 
+    shrinks: ClassVar[bool] = False  # whether steps may remove positions
+
     prompt: tuple[int, ...]
     suffix: tuple[int, ...]
     max_tokens: int
@@ -67,7 +69,7 @@ class Canvas:
     limit: int = field(init=False)  # the end of the requested tokens
     blocks_stop: int = field(init=False)  # the end of the last block
     num_blocks: int = field(init=False)  # blocks of the generation
-    added_blocks: int = field(init=False)  # by which a growing canvas grows; all of another
+    added_blocks: int = field(init=False)  # blocks added at a time; of one that does not grow, all
 
     def __post_init__(self) -> None:
         self.prompt_len = self.anchor = len(self.prompt)
@@ -96,9 +98,9 @@ class Canvas:
         return [*self.final]
 
     def given(self, start: int, stop: int) -> list[int | None]:
-        """Return the tokens of [start, stop), with None where masks were at first.
+        """Return the tokens of [start, stop), with None at masks.
 
-        So tokens that became final in the current block are None too.
+        The current block is as it was at its start: what became final in it is on the device.
         """
         canvas = [*self.prompt, *self.shown()]
         canvas += [None] * (self.blocks_stop - len(canvas))
@@ -118,7 +120,7 @@ class Canvas:
     def block_at(self, index: int) -> OpenBlock:
         """Return a block of the canvas as it is."""
         start = self.anchor + index * self.policy.block_length
-        # Until it is refused, a request that does not fit may have longer blocks, or more.
+        # A request that exceeds the context has a canvas, and this block, before it is refused.
         stop = min(start + self.policy.block_length, self.blocks_stop, self.context)
         stop = max(stop, start)
         causal, shift = self.spec.block_causal, self.spec.logit_shift

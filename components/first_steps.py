@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from diffray.components.lora import LoRA
-from diffray.components.pinned_canvas import PinnedCanvas
 
 if TYPE_CHECKING:
     from diffray.components.sequence import Sequence
@@ -33,8 +32,7 @@ class FirstStepKey(NamedTuple):
     def of(sequence: "Sequence") -> "FirstStepKey | None":
         """Return the key of a sequence's first step, or None if that is not shared."""
         iteration = sequence.policy.iteration
-        pinned = isinstance(sequence.canvas, PinnedCanvas)
-        more = sequence.guided, pinned, sequence.images.seen, iteration.soft
+        more = sequence.guided, sequence.canvas.shrinks, sequence.images.seen, iteration.soft
         if sequence.spec.block_causal or sequence.block.index or any(more):
             return None
         canvas, block = sequence.canvas, sequence.block

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -85,6 +85,8 @@ class Decided(Protocol):
 @dataclass(eq=False)
 class PinnedCanvas(Canvas):
     """The cells of one answer, from the first to the last."""
+
+    shrinks: ClassVar[bool] = True
 
     template: Template
     cells: list[int] = field(init=False)

@@ -314,8 +314,7 @@ def _resume(sequence: Sequence, resume: Resume) -> None:
     if sequence.reported.end_id is not None and sequence.policy.iteration.early_stop:
         raise ValueError("resume: the end token was reported, so there is nothing left to do")
     # A pinned answer is reported as a whole, however many literals its first blocks are.
-    pinned = isinstance(sequence.canvas, PinnedCanvas)
-    reported = 0 if pinned else sequence.block.start - sequence.canvas.prompt_len
+    reported = 0 if sequence.canvas.shrinks else sequence.block.start - sequence.canvas.prompt_len
     if (
         blocks == sequence.canvas.num_blocks
         or not max(reported, 0) <= len(ids) <= sequence.params.max_tokens

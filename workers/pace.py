@@ -1,6 +1,5 @@
 """How many steps a round may run before it looks at their results."""
 
-from diffray.components.pinned_canvas import PinnedCanvas
 from diffray.components.sequence import Sequence
 
 
@@ -11,7 +10,7 @@ def steps_ahead(sequence: Sequence) -> int:
     faster: blocks speed up towards their end. Before a block's first step it is 1.
     """
     policy = sequence.policy
-    weighs = isinstance(sequence.canvas, PinnedCanvas) and sequence.params.logprobs
+    weighs = sequence.canvas.shrinks and sequence.params.logprobs
     if sequence.block.step == 0 or sequence.may_shrink or weighs:
         return 1
     # A step's result is known only after it, or decides the next step's window.

@@ -67,8 +67,7 @@ class EngineOptions(Config):
     )
     cuda_graphs: bool | None = Field(
         None,
-        description="Record CUDA graphs at startup; default: with triton kernels, unless the check "
-        "of the first start refused them.",
+        description="Record CUDA graphs at startup; default: with triton kernels.",
     )
     graph_block_length: int | None = Field(
         None,

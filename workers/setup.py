@@ -24,9 +24,11 @@ from diffray.components.kv_pool import KVPool, Sharing, kv_format, position_byte
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model, check_sharing, kernels_for
 from diffray.kernels.choose import TORCH
+from diffray.kernels.verify import one_line
 from diffray.workers.adapters import Adapters
 from diffray.workers.bring_up.findings import Findings
 from diffray.workers.bring_up.start import bring_up
+from diffray.workers.changes import Changes
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Graphs, buckets_for, memory_for
@@ -34,7 +36,6 @@ from diffray.workers.prefix_memory import host_pages_for, settle_host
 from diffray.workers.sleeper import Sleeper
 from diffray.workers.slots import Slots
 from diffray.workers.threads import Threads
-from diffray.workers.upkeep import Upkeep
 
 _SHARE_FOR_KV = 0.5  # of the memory that is free once the weights are loaded
 # Inputs of soft requests take at most this share of the K/V memory's size, in addition to it. Half
@@ -93,7 +94,7 @@ def build_rank(
     plan = build_model(config, mesh, loaded.dtype, kernels)
     adapters = Adapters(loaded, plan, mesh, setup.max_loras, setup.max_lora_rank)
     sleeper = Sleeper(loaded, engine.kv, engine.graphs, adapters)
-    engine.upkeep = Upkeep(
+    engine.changes = Changes(
         loaded,
         plan,
         config,
@@ -156,13 +157,15 @@ def engine_of(
     rows = int(kv.nbytes * _SHARE_FOR_SOFT / 2 / row)
     slots.soft.most_rows = max(rows, length)
     if record is not None:
-        graphs = Graphs(loaded, kv, slots, buckets, record, progress=mesh.rank == 0)
+        hint = "start with --no-cuda-graphs (cuda_graphs: false)"
+        try:
+            graphs = Graphs(loaded, kv, slots, buckets, record, progress=mesh.rank == 0)
+        except Exception as failure:  # torch's, or a compiler's
+            what = f"no CUDA graph can be recorded here ({one_line(failure)})"
+            raise RuntimeError(f"{what}; {hint}") from failure
         wrong = graphs.wrong()
         if not mesh.smallest("replays", int(not wrong)):
-            raise RuntimeError(
-                f"CUDA graphs cannot be used here: {wrong or 'another rank refuses them'}; "
-                "start with --no-cuda-graphs (cuda_graphs: false)"
-            )
+            raise RuntimeError(f"CUDA graphs: {wrong or 'another rank refuses them'}; {hint}")
     weights = loaded.num_weights
     overhead = mesh.smallest("draft_overhead", overhead_positions(loaded.device, weights))
     return Engine(

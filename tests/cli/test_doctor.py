@@ -64,7 +64,7 @@ def test_json_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert status == 1
     assert [check["name"] for check in found["checks"]] == NAMES
     assert found["checks"][-1] == {"name": "shared memory", "found": "none", "fix": "mount more"}
-    assert found["refused"] == {} and found["graphs"] is None and found["failed"] == ""
+    assert found["refused"] == {} and found["failed"] == ""
     assert "\"torch's; there is no GPU to check Triton's on\"" in message
 
 
@@ -151,7 +151,7 @@ def test_quantized_experts_take_a_byte_each() -> None:
 
 
 def test_refused_kernels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Findings(refused={"rms_norm": "it crashed (SIGABRT)"}, graphs="")
+    found = Findings(refused={"rms_norm": "it crashed (SIGABRT)"})
     monkeypatch.setattr("diffray.workers.bring_up.start.bring_up", lambda *_, **__: found)
     status, message, _ = run("demo", "--device", "cpu")
     line = "kernels: torch's rms_norm is used: it crashed (SIGABRT)"

@@ -159,7 +159,7 @@ def test_a_profile_counts_calls() -> None:
 
 
 def test_a_refused_kernel_fails_bring_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [Findings(graphs=""), Findings(refused={"settle": "wrong"}), Findings(failed="late")]
+    found = [Findings(), Findings(refused={"settle": "wrong"}), Findings(failed="late")]
     check = Mock(side_effect=found)
     monkeypatch.setattr(bring_up, "run_check", check)
     args = Namespace(shape=["toy-moe"], weights=["bfloat16", "int8", "float8"])

@@ -27,7 +27,7 @@ LONG = TimeLimits(everything=600, one=30)
 
 def plan(table: str = STAND_INS, config: dict[str, Any] = LLADA_MOE) -> CheckPlan:
     sizes = Sizes(config=config, dtype="float32")
-    return CheckPlan(sizes=sizes, device="cpu", table=table, graphs=False)
+    return CheckPlan(sizes=sizes, device="cpu", table=table)
 
 
 @pytest.mark.long
@@ -40,7 +40,7 @@ def test_each_kind_of_bad_kernel_is_refused_for_its_reason_and_said_in_a_line() 
         "experts_add_norm": "it did not end within 30 s",
         "confidence": "RuntimeError: an illegal memory access was encountered",
     }
-    assert found.failed == "" and found.graphs is None
+    assert found.failed == ""
     lines = list(found.lines())
     assert len(lines) == 4 and "kernels: torch's softmax_router is used: it crashed" in lines[1]
 
@@ -83,8 +83,7 @@ def test_when_every_kernel_is_refused_the_check_ends(
     found = run_check(plan("tests.helpers.stand_in_refusals", LLADA), LONG)
     assert found.refused == {
         "rms_norm": "RuntimeError: Failed to find C compiler",
-        # The process that is left sleeps for ten minutes.
-        "attend": "it did not end within 30 s",
+        "attend": "it crashed (SIGABRT)",
     }
     assert found.failed == "every kernel is refused" and found.seconds < 300
 

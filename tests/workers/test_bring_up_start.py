@@ -1,7 +1,6 @@
 """What a start on a GPU checks, reads and keeps, with a stand-in for the GPU and for the check."""
 
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,7 +12,7 @@ from tests.helpers import triton_device  # isort: skip  # noqa: F401
 import diffray
 from diffray.components import backend
 from diffray.components.mesh import Mesh
-from diffray.workers.bring_up import child, start
+from diffray.workers.bring_up import start
 from diffray.workers.bring_up.check import CheckPlan
 from diffray.workers.bring_up.child import TimeLimits
 from diffray.workers.bring_up.findings import Findings, FindingsFile, cache_folder
@@ -34,14 +33,13 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[CheckPlan]:
     def check(plan: CheckPlan, limits: TimeLimits) -> Findings:
         assert limits == TimeLimits()
         plans.append(plan)
-        return Findings(refused={"rms_norm": "wrong"}, graphs="", seconds=40.0)
+        return Findings(refused={"rms_norm": "wrong"}, seconds=40.0)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA Test 9000")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(backend, "driver_version", lambda: "570.1")
-    monkeypatch.setattr(backend, "cuda_recorder", lambda: lambda run: run)
     monkeypatch.setattr(start, "run_check", check)
     return plans
 
@@ -51,13 +49,13 @@ def test_a_first_start_checks_what_the_engine_will_run(checked: list[CheckPlan])
     setup = EngineOptions(quantization="experts_int8", kv_cache_dtype="int8", page_size=32)
     found = bring_up(MODEL, setup, Mesh(), say=said.append)
     (plan,) = checked
-    assert plan.device == "cuda" and plan.table == start.TABLE and plan.graphs
+    assert plan.device == "cuda" and plan.table == start.TABLE
     sizes = plan.sizes
     assert (sizes.dtype, sizes.quantization) == ("bfloat16", "experts_int8")
     assert (sizes.page_size, sizes.kv_cache_dtype, sizes.ranks) == (32, "int8", 1)
     assert sizes.config["num_experts"] > 0
     assert found.refused == {"rms_norm": "wrong"}
-    known = {"gpu": "NVIDIA Test 9000", "capability": "9.0", "driver": "570.1", "graphs": "True"}
+    known = {"gpu": "NVIDIA Test 9000", "capability": "9.0", "driver": "570.1"}
     known |= {"torch": torch.__version__, "diffray": diffray.__version__}
     assert known.items() <= found.key.items()
     assert said == [
@@ -77,8 +75,6 @@ def test_later_starts_read_what_the_first_found(checked: list[CheckPlan]) -> Non
     assert len(checked) == 2  # of another dtype nothing is known
     bring_up(MODEL, EngineOptions(), Mesh(), again=True, say=said.append)
     assert len(checked) == 3
-    bring_up(MODEL, EngineOptions(cuda_graphs=False), Mesh(), again=True, say=said.append)
-    assert [plan.graphs for plan in checked] == [True] * 3 + [False]
 
 
 @pytest.mark.parametrize(
@@ -92,12 +88,12 @@ def test_unasked_or_without_a_gpu_nothing_is_checked(
 
 
 FILE_KEY = {"gpu": "NVIDIA Test 9000", "driver": "1.2"}
-RIGHT = Findings(key=FILE_KEY, refused={"rms_norm": "wrong"}, graphs="")
+RIGHT = Findings(key=FILE_KEY, refused={"rms_norm": "wrong"})
 
 
-def plan(*, graphs: bool = False, config: dict[str, Any] = LLADA_MOE, **more: Any) -> CheckPlan:
+def plan(*, config: dict[str, Any] = LLADA_MOE, **more: Any) -> CheckPlan:
     sizes = Sizes(config=config, dtype="float32", **more)
-    return CheckPlan(sizes=sizes, device="cpu", table="none", graphs=graphs)
+    return CheckPlan(sizes=sizes, device="cpu", table="none")
 
 
 def test_what_was_found_is_read_by_all_later_starts(
@@ -183,38 +179,6 @@ def test_what_was_refused_for_want_of_memory_is_checked_again_at_the_next_start(
     assert found.refused == outcome.refused
     assert (file.read() == found) is kept
     assert ("the next start checks again" in said[-1]) is not kept
-
-
-def test_graphs_for_which_there_was_no_time_are_tried_again_at_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcome = Findings(graphs="it did not end within 3 s", late=True)
-    monkeypatch.setattr(start, "run_check", lambda *_: outcome)
-    file, said = FindingsFile(FILE_KEY, tmp_path), list[str]()
-    assert (
-        read_or_check(plan(), file, say=said.append).applied_to(EngineOptions()).cuda_graphs
-        is False
-    )
-    assert file.read() is None
-    assert said[-1] == "kernels: the next start checks again, because there was too little time"
-
-
-class Interrupted(child.Check):
-    """A check whose process ends while it records steps."""
-
-    def _end_of(self, process: object) -> str:
-        self._doing = "graphs"
-        return "it did not end within 3 s"
-
-
-@pytest.mark.parametrize("left", [60.0, -1.0])
-def test_graphs_are_refused_for_good_only_if_there_was_time(
-    left: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(child, "ChildProcess", lambda *_: nullcontext())
-    check = Interrupted(plan(graphs=True), TimeLimits(), time.monotonic() + left)
-    assert not check.goes_on() and check.failed == ""
-    assert check.graphs == "it did not end within 3 s" and check.late is (left < 0)
 
 
 def test_a_failure_is_not_kept_and_removes_what_was_found_before(

@@ -218,11 +218,30 @@ def test_ranks_replay_the_same_collectives_and_find_the_tokens_of_one(
     assert replayed
 
 
-def test_a_start_with_wrong_replays_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffray.workers.setup.choose_recorder", lambda *_: frozen)
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (frozen, "replays of 1 x 32 positions differ from launched steps"),
+        (Mock(side_effect=OSError("not permitted")), r"recorded here \(OSError: not permitted"),
+    ],
+)
+def test_a_start_without_right_replays_is_refused(
+    record: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffray.workers.setup.choose_recorder", lambda *_: record)
+    monkeypatch.setattr("diffray.workers.setup.memory_for", lambda *_: 0)
     options = EngineOptions(mask_token_id=510, eos_token_id=511, max_num_seqs=1, device="cpu")
-    with pytest.raises(RuntimeError, match=r"replays of 1 x 32 .* start with --no-cuda-"):
+    with pytest.raises(RuntimeError, match=f"{why}.*; start with --no-cuda-graphs"):
         build_rank(str(GOLDEN / "llada_moe"), options, Mesh())
+
+
+@pytest.mark.parametrize(
+    "family", ["llada", "dream", "fast_dllm_v2", "sdar", "llada_moe", "llada2_moe", "sdar_moe"]
+)
+def test_steps_of_every_family_are_recorded(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffray.workers.setup.choose_recorder", lambda *_: again)
+    options = EngineOptions(mask_token_id=510, eos_token_id=511, max_num_seqs=1, device="cpu")
+    assert build_rank(str(GOLDEN / family), options, Mesh()).graphs is not None
 
 
 @pytest.mark.parametrize(

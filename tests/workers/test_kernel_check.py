@@ -1,19 +1,15 @@
-"""What is checked of a model: its calls, then kernels together in steps, launched and recorded."""
+"""What is checked of a model: its calls, then kernels together in steps."""
 
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 
 from tests.helpers import triton_device  # isort: skip  # noqa: F401
 from diffray.kernels.choose import TORCH, Kernels
-from diffray.workers.bring_up.check import unlike, unrecordable
-from diffray.workers.bring_up.findings import Findings
+from diffray.workers.bring_up.check import unlike
 from diffray.workers.bring_up.one_layer import OneLayer, Sizes
-from diffray.workers.engine_options import EngineOptions
-from tests.helpers.replays import again, frozen
 from tests.helpers.tiny_checkpoints import (
     DREAM,
     FAST_DLLM_V2,
@@ -45,33 +41,6 @@ def test_kernels_that_do_not_wait_for_each_other_are_found_out() -> None:
     message = unlike(SIZES, CPU, TORCH._replace(rms_norm=norm))
     assert message == "100% of a step's rows differ from those of the same kernels one at a time"
     assert unlike(SIZES, CPU, TORCH) == ""
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        (frozen, "replays of 1 x 32 positions differ from launched steps"),
-        (
-            Mock(side_effect=RuntimeError("operation not permitted")),
-            "a step could not be recorded: RuntimeError: operation not permitted",
-        ),
-    ],
-)
-def test_graphs_are_refused_when_replays_differ_or_recording_fails(
-    record: Any, message: str
-) -> None:
-    found = Findings(graphs=unrecordable(OneLayer(SIZES, CPU, TORCH), record))
-    assert found.graphs == message
-    assert [*found.lines()] == [f"cuda_graphs: off: {message}"]
-    assert found.applied_to(EngineOptions()).cuda_graphs is False
-    with pytest.raises(ValueError, match="cuda_graphs cannot be used on this GPU: "):
-        found.applied_to(EngineOptions(cuda_graphs=True))
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_recorded_steps_of_every_family_are_compared(name: str) -> None:
-    layer = OneLayer(Sizes(config=CONFIGS[name], dtype="float32"), CPU, TORCH)
-    assert unrecordable(layer, again) == ""
 
 
 def called(sizes: Sizes) -> dict[str, int]:

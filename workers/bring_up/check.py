@@ -2,16 +2,16 @@
 
 It reads a `CheckPlan` from its standard input and writes one JSON object per line to its standard
 output. It announces each kernel before it runs it: if the process dies, its parent knows what to
-refuse, and starts another process for the rest. It ends when its input ends, so that it does not
-outlive its parent.
+refuse, and starts another process for the rest.
 """
 
+import ctypes
 import importlib
 import json
 import os
 import resource
+import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from contextlib import suppress
@@ -21,18 +21,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from diffray.components.backend import Record, cuda_recorder, finish, make_current
+from diffray.components.backend import finish, make_current
 from diffray.components.config import Config
 from diffray.components.container import usable_cores
 from diffray.kernels.choose import TORCH, Kernels, for_this_gpu, with_programs
 from diffray.kernels.kernel import TOLERANCE, Kernel, Run
-from diffray.kernels.noise import mix
 from diffray.kernels.numeric_errors import share_of_rows_beyond
 from diffray.kernels.verify import one_line, verified
-from diffray.workers.bring_up.one_layer import OneLayer, Sizes, Step
-from diffray.workers.graphs import Bucket, Recorded
-from diffray.workers.slots import Slots
+from diffray.workers.bring_up.one_layer import OneLayer, Sizes
 
+_PR_SET_PDEATHSIG = 1
 DEVICE_FAILED = 3  # the exit status after an error that the process cannot recover from
 
 _TIMES = 5  # how often a step is repeated
@@ -49,14 +47,13 @@ class CheckPlan(Config):
     sizes: Sizes
     device: str
     table: str  # the module whose KERNELS are checked
-    graphs: bool  # whether steps may be recorded
     refused: Mapping[str, str] = Field(default_factory=dict)  # what earlier processes found
     ahead: bool = True  # whether all kernels are compiled first; False after a crash while doing so
 
 
 def main() -> None:
-    order = sys.stdin.readline()
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    plan = CheckPlan.model_validate_json(sys.stdin.readline())
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with its parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # kernels may crash; a dump takes long
     # What libraries print goes to standard error.
     out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -65,21 +62,15 @@ def main() -> None:
     def say(**message: Any) -> None:
         out.write(json.dumps(message) + "\n")
 
-    check(CheckPlan.model_validate_json(order), say)
+    check(plan, say)
     say(end=True)
     out.flush()
-    os._exit(0)  # a thread still reads the input
-
-
-def _end_with_input() -> None:
-    while os.read(0, 1 << 16):  # sys.stdin's lock would keep an error from ending the process
-        pass
-    os._exit(1)
+    os._exit(0)  # a driver may take long to let a process go
 
 
 @torch.inference_mode()
 def check(plan: CheckPlan, say: Say) -> None:
-    """Compare every kernel with torch's, then steps of all together, then recorded ones."""
+    """Compare every kernel with torch's, then steps of all together."""
     device = torch.device(plan.device)
     make_current(device)
     table = for_this_gpu(importlib.import_module(plan.table).KERNELS)
@@ -94,12 +85,8 @@ def check(plan: CheckPlan, say: Say) -> None:
         return say(failed="every kernel is refused")
     say(begin="together")
     kernels = with_programs(table, refused.keys())
-    wrong = unlike(plan.sizes, device, kernels)
-    if wrong:
+    if wrong := unlike(plan.sizes, device, kernels):
         say(failed=f"they are wrong together: {wrong}")
-    if plan.graphs and not wrong:
-        say(begin="graphs")
-        say(graphs=unrecordable(OneLayer(plan.sizes, device, kernels), cuda_recorder()))
 
 
 def _checking(
@@ -200,33 +187,6 @@ def _off(got: Items[Items[Tensor]], expected: Items[Items[Tensor]], allowed: flo
         for step, other in zip(got, expected, strict=True)
         for ours, theirs in zip(step, other, strict=True)
     )
-
-
-@torch.inference_mode()
-def unrecordable(layer: OneLayer, record: Record) -> str:
-    """Return why steps cannot be recorded; empty if replays equal launched steps."""
-    for step in layer.steps:
-        if step.reads:  # others are never recorded
-            try:
-                recorded = _recorded(layer, step, record)
-            except Exception as failure:  # whatever a library raises
-                return f"a step could not be recorded: {one_line(failure)}"
-            if wrong := recorded.wrong():
-                return wrong
-    return ""
-
-
-def _recorded(layer: OneLayer, step: Step, record: Record) -> Recorded:
-    """Record a step on padding, then point it at windows of varied tokens."""
-    vocab = layer.model.spec.vocab_size
-    slots = Slots(step.windows, step.context, vocab - 1, layer.device)
-    cells = torch.arange(slots.ids_SN.numel(), device=layer.device)
-    slots.ids_SN.copy_((mix(cells) % vocab).view_as(slots.ids_SN))
-    bucket = Bucket(step.windows, step.length)
-    recorded = Recorded(bucket, layer.model, layer.kv, slots, record)
-    recorded.fill(layer.windows(step))
-    recorded.read(torch.arange(bucket.tokens, device=layer.device))
-    return recorded
 
 
 if __name__ == "__main__":

@@ -1,23 +1,19 @@
 """What bring-up found out about the kernels on a GPU, and the file that stores it."""
 
-import fcntl
 import os
 import re
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Final
 
 import torch
+from filelock import FileLock
 from pydantic import Field, ValidationError
 
 from diffray.components.config import Config
 from diffray.workers.engine_options import EngineOptions
-
-_LOOK_S: Final = 0.2  # between looks at a lock that another process holds
 
 
 class Findings(Config):
@@ -25,36 +21,29 @@ class Findings(Config):
 
     key: dict[str, str] = Field(default_factory=dict)
     refused: dict[str, str] = Field(default_factory=dict)  # kernels, and why torch's run instead
-    graphs: str | None = None  # why steps are not recorded; empty if they are, None: not tried
-    late: bool = False  # whether there was no time for graphs
     seconds: float = 0.0
     failed: str = ""  # why only torch's kernels can be used
 
     def applied_to(self, setup: EngineOptions) -> EngineOptions:
         """Return the options without what was refused as a whole."""
-        obstacle = self.failed or self.graphs
-        if not obstacle:
+        if not self.failed:
             return setup
         if setup.cuda_graphs:
-            raise ValueError(f"cuda_graphs cannot be used on this GPU: {obstacle}; leave it out")
-        kernels = "torch" if self.failed else setup.kernels
-        return setup.model_copy(update={"kernels": kernels, "cuda_graphs": False})
+            raise ValueError(f"cuda_graphs cannot be used on this GPU: {self.failed}; leave it out")
+        return setup.model_copy(update={"kernels": "torch"})
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each kernel or feature that will not be used."""
+        """Yield a line for each kernel that will not be used."""
         if self.failed:
             yield f"kernels: only torch's are used: {self.failed}"
             return
         for kernel, why in self.refused.items():
             yield f"kernels: torch's {kernel} is used: {why}"
-        if self.graphs:
-            yield f"cuda_graphs: off: {self.graphs}"
 
     @property
     def short_of_memory(self) -> bool:
-        """Whether a kernel or graphs were refused because the GPU ran out of memory."""
-        reasons = *self.refused.values(), self.graphs or ""
-        return any(torch.OutOfMemoryError.__name__ in why for why in reasons)
+        """Whether a kernel was refused because the GPU ran out of memory."""
+        return any(torch.OutOfMemoryError.__name__ in why for why in self.refused.values())
 
 
 class FindingsFile:
@@ -100,20 +89,8 @@ class FindingsFile:
         with ExitStack() as held:
             with suppress(OSError):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                _take(held.enter_context(self.path.with_suffix(".lock").open("w")), patience_s)
+                held.enter_context(FileLock(self.path.with_suffix(".lock"), timeout=patience_s))
             yield
-
-
-def _take(file: IO[str], patience_s: float) -> None:
-    """Lock a file; raise BlockingIOError if another process holds it for longer than this."""
-    until = time.monotonic() + patience_s
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(_LOOK_S)
 
 
 def cache_folder() -> Path:

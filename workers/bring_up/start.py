@@ -18,7 +18,6 @@ from diffray.components.backend import (
     choose_device,
     choose_dtype,
     choose_quantization,
-    choose_recorder,
     gpu_facts,
 )
 from diffray.components.checkpoints.folder import read_config, resolve
@@ -76,7 +75,6 @@ def _plan_of(model: str, setup: EngineOptions, mesh: Mesh) -> CheckPlan | None:
     config = read_config(resolve(model))
     kernels = kernels_for(config, setup.kernels, device, dtype)
     choose_quantization(setup.quantization, device)
-    record = choose_recorder(setup.cuda_graphs, device, kernels.name)
     if kernels.name != "triton":
         return None
     sizes = Sizes(
@@ -88,8 +86,7 @@ def _plan_of(model: str, setup: EngineOptions, mesh: Mesh) -> CheckPlan | None:
         ranks=mesh.size,
         expert_parallel=mesh.expert_parallel,
     )
-    graphs = record is not None
-    return CheckPlan(sizes=sizes, device=str(device), table=TABLE, graphs=graphs)
+    return CheckPlan(sizes=sizes, device=str(device), table=TABLE)
 
 
 def read_or_check(
@@ -113,9 +110,8 @@ def read_or_check(
             file.remove()
             return found
         say(f"kernels: checked in {found.seconds:.0f} s, {len(found.refused)} refused")
-        if found.late or found.short_of_memory:
-            what = "time" if found.late else "GPU memory"
-            say(f"kernels: the next start checks again, because there was too little {what}")
+        if found.short_of_memory:
+            say("kernels: the next start checks again, because there was too little GPU memory")
             return found
         try:
             file.write(found)
@@ -138,7 +134,6 @@ def key_of(plan: CheckPlan) -> dict[str, str]:
         "triton": triton_version,
         "diffray": diffray.__version__,
         "kernels": _digest_of_kernels(),
-        "graphs": str(plan.graphs),
         "model": f"{model.dims.family} {sha256(repr(lines).encode()).hexdigest()[:16]}",
     }
 

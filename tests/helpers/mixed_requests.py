@@ -4,13 +4,14 @@ import random
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.template import Template
 from diffray.components.params import SamplingParams
+from diffray.components.policy import AnyDecoder
 from diffray.workers.messages import Request
 from tests.helpers.random_canvases import random_canvas
 from tests.helpers.random_grammars import random_automaton
@@ -20,8 +21,9 @@ BIDIRECTIONAL = ToyModel()
 CAUSAL = ToyModel(block_causal=True)
 SHIFTED = ToyModel(logit_shift=1)
 DECODERS = [
-    *("threshold", "fixed", "hierarchy", "credit", "factor", "edit", "schedule", "origin"),
-    *("budget_threshold", "entropy_bound", "sequential", "lopa"),
+    kind.model_fields["kind"].default
+    for kind in get_args(get_args(AnyDecoder)[0])
+    if not kind.whole_slots  # of pinned canvases alone
 ]
 SHIFTED_CAUSAL = ToyModel(block_causal=True, logit_shift=1)
 

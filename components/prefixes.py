@@ -132,16 +132,18 @@ class Prefixes:
         """Register the prefix that a sequence, which has all its pages, is going to store."""
         self._grow(sequence, sequence.block.start, stored=False)
 
-    def reach(self, sequence: "Sequence", soon: "Callable[[Sequence], int] | None" = None) -> None:
+    def skip_stored(
+        self, sequence: "Sequence", stored_next: "Callable[[Sequence], int] | None" = None
+    ) -> None:
         """Move a sequence's clean end past what others have stored.
 
-        With `soon`, also past what others store in the next forward: a layer stores all K/V before
-        it reads any.
+        With `stored_next`, also past what others store in the next forward: a layer stores all K/V
+        before it reads any.
         """
         for node in sequence.kv.nodes[sequence.kv.clean_end // self._unit(sequence) :]:
             if not node.stored:
                 storer = next(iter(node.holders))
-                if storer is sequence or soon is None or soon(storer) < node.stop:
+                if storer is sequence or stored_next is None or stored_next(storer) < node.stop:
                     break
             sequence.kv.clean_end = node.stop
 

@@ -15,7 +15,7 @@ from diffray.components.lora import LoRA
 from diffray.components.model_spec import ModelSpec
 from diffray.components.pinned_canvas import Decided, PinnedCanvas
 from diffray.components.row_transform import RowTransform
-from diffray.components.speculation import Chance
+from diffray.components.speculation import DraftAcceptance
 from diffray.components.transforms import transforms_of
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Sequence:
     uncond: Copy | None = None  # of a guided sequence: its canvas without prompt and suffix
     best: Copy | None = None  # of a canvas of noise: the most probable tokens so far
     copies: list[Copy] = field(default_factory=list)  # lent for a while: drafts, or branches
-    chance: Chance = field(default_factory=Chance)  # that a draft is right
+    acceptance: DraftAcceptance = field(default_factory=DraftAcceptance)  # of its drafts
 
     def __post_init__(self) -> None:
         scale, prompt_len = self.policy.cfg_scale, self.canvas.prompt_len
@@ -167,7 +167,10 @@ class Sequence:
         return ended or self.block.index + 1 == self.canvas.num_blocks
 
     def finish_block(self, ids: list[int]) -> None:
-        """Record the current block's tokens as final and move to the next block."""
+        """Record the current block's tokens as final and move to the next block.
+
+        Its own K/V are not clean: its last step ran while it still had masks.
+        """
         block = self.block
         self._follow(ids[block.num_prompt : self.canvas.limit - block.start])
         self.canvas.final += ids[block.num_prompt :]
@@ -205,7 +208,7 @@ class Sequence:
         """Whether it starts over after an interruption."""
         iteration = self.policy.iteration
         soft = iteration.soft and not iteration.renoises
-        return soft or isinstance(self.canvas, PinnedCanvas)
+        return soft or self.canvas.shrinks
 
     def resume(self, ids: Items[int], progress: tuple[int, int], forwards: int) -> None:
         """Continue from these reported tokens, as if after a rewind on the other engine."""

@@ -52,8 +52,8 @@ class Record:
 
 
 @dataclass(slots=True)
-class Chance:
-    """How likely a draft of a request is to gain a step if the one before does.
+class DraftAcceptance:
+    """How likely a draft is to be accepted and to save a step, if the one before is.
 
     A request with few results of its own relies on those of others with the same decoder.
     """
@@ -66,7 +66,7 @@ class Chance:
     others: Record = field(default_factory=Record)  # of all requests with this decoder
 
     @property
-    def value(self) -> float:
+    def rate(self) -> float:
         guess = self.others.over(_GUESS, _WEIGHT)
         weight = min(_WEIGHT + self.others.checked, _MOST_WEIGHT)
         return min(self.own.over(guess, weight), SUREST)

@@ -21,10 +21,10 @@ from diffray.components.sequence import Sequence
 from diffray.kernels.confidence import Confidence
 from diffray.kernels.credit import Credits
 from diffray.workers.batch_state import BatchState
+from diffray.workers.chunked_prefill import Chunk
 from diffray.workers.copy_pool import CopyPool
 from diffray.workers.features.feature import Head, rows_of
 from diffray.workers.features.order import FEATURES
-from diffray.workers.filling import Chunk
 from diffray.workers.first_step_sharing import SharedFirstSteps
 from diffray.workers.graphs import Graphs
 from diffray.workers.layout import Layout, Span, spans_of
@@ -69,9 +69,7 @@ class BatchPlan:
 
     def denoise(self, step: int, chunks: Items[Chunk]) -> None:
         """Run one forward: the `step`-th of a round, and chunks of other sequences' prompts."""
-        first_only = [
-            s.block.first_alone and s.block.step + ahead + step == 0 for s, _, ahead in self.rows
-        ]
+        first_only = [row.sequence.block.first_alone and row.step + step == 0 for row in self.rows]
         if step == 0 or first_only != self._first_only:
             self._head = None  # fewer positions are masked now, or more are needed
         self._first_only = first_only
@@ -82,8 +80,9 @@ class BatchPlan:
             if not self.sequences:
                 return
             if self._blocks is None:
-                how = self.slots, self.features, self.kv.kernels
-                self._blocks = BatchState(self.sequences, *how)
+                self._blocks = BatchState(
+                    self.sequences, self.slots, self.features, self.kv.kernels
+                )
             block = self._blocks.now(step, first_only)
             self._choose(hidden_TH, self._blocks, block, step)
         for sequence, only in zip(self.sequences, first_only, strict=False):

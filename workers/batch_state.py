@@ -87,7 +87,7 @@ class BatchState:
                 row.slot * self.slots.length,
                 s.seed,
                 s.steps_before,
-                s.block.step + row.ahead,
+                row.step,
                 *s.canvas.place_of(s.block.index),
                 s.block.post_steps,
             )
@@ -111,8 +111,8 @@ class BatchState:
         Of a row that is `first_only` they see only the first position of its block.
         """
         floors = [
-            s.policy.iteration.floor(s.steps_before + s.block.step + ahead + step)
-            for s, _, ahead in self.rows
+            row.sequence.policy.iteration.floor(row.sequence.steps_before + row.step + step)
+            for row in self.rows
         ]
         if floors != self._floors:
             self._floors = floors
@@ -245,11 +245,11 @@ class BatchState:
         if not any(self._shares):
             return ()
         found = []
-        for (s, _, ahead), shares in zip(self.rows, self._shares, strict=True):
-            at = s.block.step + ahead + step
+        for row, shares in zip(self.rows, self._shares, strict=True):
+            at, block = row.step + step, row.sequence.block
             # A pinned block's first step may have measured it, and decided nothing.
-            share = shares[at] if at < len(shares) else s.block.length
-            found.append(Plan(s.block.start, s.block.stop, share))
+            share = shares[at] if at < len(shares) else block.length
+            found.append(Plan(block.start, block.stop, share))
         return tuple(found)
 
     def _find_rules(self) -> Rules | None:

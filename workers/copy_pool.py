@@ -39,7 +39,7 @@ class CopyPool:
         """
         for sequence in sequences:
             if sequence.policy.speculation is not None and sequence.block.step == 0:
-                sequence.chance.begin(self._record(sequence))
+                sequence.acceptance.begin(self._record(sequence))
         self.running = self._wanted(sequences)
         wanted = self.running | self._to_watch(sequences)
         if wanted == self.holders:
@@ -55,7 +55,7 @@ class CopyPool:
     def note(self, sequence: Sequence, outcome: Outcome) -> None:
         """Record how many drafts of a round were right."""
         right = outcome.step - sequence.block.step - 1
-        sequence.chance.note(right, foreseen=outcome.foreseen, done=outcome.done)
+        sequence.acceptance.note(right, foreseen=outcome.foreseen, done=outcome.done)
 
     def give_back(self, sequence: Sequence) -> None:
         """Take all copies back from a sequence."""
@@ -71,11 +71,11 @@ class CopyPool:
         """
         found: list[Span] = []
         sequence = own.sequence
-        copies, chance = sequence.copies, sequence.chance
+        copies, acceptance = sequence.copies, sequence.acceptance
         masks = int(sequence.block.masked.sum()) if copies else 0  # each step takes one
         drafts = sequence.policy.speculation is not None
-        chance.lent = masks > 1
-        chance.made = chance.lent and copies[0].ready
+        acceptance.lent = masks > 1
+        acceptance.made = acceptance.lent and copies[0].ready
         for number, copy in enumerate(copies[: self.running.get(sequence, 0)], 1):
             ahead = number if drafts else 0
             window = sequence.policy.cache.window(sequence, step + ahead)
@@ -86,7 +86,7 @@ class CopyPool:
             if not copy.ready or number > most or not self._cover(copy, own):
                 break
             found.append(own._replace(copy=copy))
-        chance.run = len(found)
+        acceptance.run = len(found)
         return found
 
     def share_edges(self, spans: Items[Span]) -> None:
@@ -120,7 +120,7 @@ class CopyPool:
             if share:
                 wanted[sequence] = share
         offers = [
-            (sequence.chance.value**ahead, sequence)
+            (sequence.acceptance.rate**ahead, sequence)
             for sequence in sequences
             if sequence.policy.speculation is not None
             for ahead in range(1, sequence.policy.speculation.drafts + 1)
@@ -132,11 +132,11 @@ class CopyPool:
         lent = sum(wanted.values())
         cost = self.overhead + sum(sizes[s] * (1 + wanted.get(s, 0)) for s in sequences)
         steps = float(len(sequences))
-        for chance, sequence in offers[: most - lent]:
-            if chance * cost <= steps * sizes[sequence]:
+        for rate, sequence in offers[: most - lent]:
+            if rate * cost <= steps * sizes[sequence]:
                 continue
             wanted[sequence] = wanted.get(sequence, 0) + 1
-            cost, steps = cost + sizes[sequence], steps + chance
+            cost, steps = cost + sizes[sequence], steps + rate
         return wanted
 
     def _to_watch(self, sequences: Items[Sequence]) -> dict[Sequence, int]:
@@ -146,7 +146,7 @@ class CopyPool:
             sequence
             for sequence in sequences
             if sequence.policy.speculation is not None
-            and sequence.chance.watched
+            and sequence.acceptance.watched
             and sequence not in self.running
             and SUREST * cost > len(sequences) * _size(sequence)
         ]

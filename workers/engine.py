@@ -18,8 +18,9 @@ from diffray.components.sequence import Sequence
 from diffray.workers.adapters import Adapters
 from diffray.workers.admission import check
 from diffray.workers.batch_plan import BatchPlan
+from diffray.workers.changes import FIXED, Changes
+from diffray.workers.chunked_prefill import ChunkedPrefill
 from diffray.workers.copy_pool import CopyPool
-from diffray.workers.filling import Filling
 from diffray.workers.graphs import Graphs
 from diffray.workers.limits import Limits
 from diffray.workers.messages import Change, R, Reply, Request, Round, Update
@@ -30,7 +31,6 @@ from diffray.workers.report import merge, report
 from diffray.workers.slots import Slots
 from diffray.workers.stats import Stats
 from diffray.workers.threads import Threads
-from diffray.workers.upkeep import FIXED, Upkeep
 
 
 class Engine:
@@ -48,16 +48,16 @@ class Engine:
         graphs: Graphs | None = None,
         threads: Threads | None = None,
         draft_overhead: int = 256,
-        upkeep: Upkeep | None = None,
+        changes: Changes | None = None,
     ) -> None:
         self.model, self.kv, self.slots = model, kv, slots
         self.mesh = mesh or Mesh()
         self.eos_token_ids = tuple(eos_token_ids)
-        self.filling = Filling(kv, chunk)
+        self.prefill = ChunkedPrefill(kv, chunk)
         self.graphs = graphs  # recorded steps; None: every step is launched
         self.threads = threads  # None: torch's number
         most_windows = None if graphs is None else slots.num_slots
-        self.upkeep = upkeep  # None: its weights cannot be replaced
+        self.changes = changes  # None: its weights cannot be replaced
         self.adapters: Adapters | None = None  # None: adapters are not supported
         self.copies = CopyPool(kv, slots, draft_overhead, most_windows)
         self.waiting: deque[Sequence] = deque()
@@ -145,31 +145,32 @@ class Engine:
     def _run_ahead(self, steps: int) -> list[Update]:
         """Run at most `steps` steps before looking at their results.
 
-        There are fewer if a block may end sooner, because finished rows would only wait.
+        There are fewer if a block may end sooner, because finished rows would only wait. Until then
+        `block.step` stays: the current step of a block is `block.step + step`.
         """
         self._admit()
         if not self.running:
             return []
         begins = [s for s in self.running if s.block.step == 0]
         for sequence in begins:
-            self.filling.reach(sequence, soon=self.filling.soon)
-        filling = [s for s in begins if not self.filling.is_done(s)]
-        denoising = [s for s in self.running if s not in filling] if filling else [*self.running]
+            self.prefill.skip_shared(sequence, self.prefill.stored_next)
+        prefilling = [s for s in begins if not self.prefill.is_done(s)]
+        denoising = [s for s in self.running if s not in prefilling]
         if steps > 1:
             steps = min([steps, *map(steps_ahead, denoising)])
-        rounds = self._plan(denoising)
+        plan = self._plan(denoising)
         try:
             for step in range(steps):
-                chunks = self.filling.chunks(filling)
-                ready = step and any(map(self.filling.is_done, filling))
+                chunks = self.prefill.chunks(prefilling)
+                ready = step and any(map(self.prefill.is_done, prefilling))
                 if not denoising and (ready or not chunks):
                     break  # a sequence is ready to denoise, or nothing is left to do
-                rounds.denoise(step, chunks)
+                plan.denoise(step, chunks)
                 self.forwards += 1
                 for chunk in chunks:
                     self.kv.prefixes.keep(chunk.sequence, chunk.stop)
                     chunk.sequence.forwards += 1
-            outcomes = rounds.outcomes() if denoising else []
+            outcomes = plan.outcomes() if denoising else []
         except BaseException:
             # Interrupted, for instance by Ctrl-C: the device may be ahead of what the host knows.
             self._batch_plan = None
@@ -189,11 +190,11 @@ class Engine:
         self.kv.pass_time(order.now)
         for uid in order.cancel:
             self.cancel(uid)
-        unchanged = "" if order.change is None else self._make(order.change)
+        unchanged = "" if order.change is None else self._apply(order.change)
         for request in order.add:
             try:
-                if self.upkeep is not None and self.upkeep.unfit:
-                    raise ValueError(self.upkeep.unfit)
+                if self.changes is not None and self.changes.unfit:
+                    raise ValueError(self.changes.unfit)
                 self.enqueue(as_sequence(request))
             except ValueError as error:
                 refused.append((request.uid, str(error)))
@@ -203,11 +204,11 @@ class Engine:
         reply.unchanged = unchanged
         return reply
 
-    def _make(self, change: Change) -> str:
+    def _apply(self, change: Change) -> str:
         assert self.idle, "a change while requests run"
-        if self.upkeep is None:
+        if self.changes is None:
             return FIXED
-        unchanged = self.upkeep.make(change)
+        unchanged = self.changes.apply(change)
         if unchanged and change.restores:
             raise RuntimeError(f"the weights {change.version} could not be restored: {unchanged}")
         return unchanged
@@ -230,15 +231,15 @@ class Engine:
     def _plan(self, denoising: list[Sequence]) -> BatchPlan:
         changed = self.copies.allot([] if self.waiting else denoising)
         if changed or self._batch_plan is None or self._batch_plan.sequences != denoising:
-            self._replan()
+            self._drop_plan()
             self._batch_plan = BatchPlan(
                 denoising, self.model, self.kv, self.slots, self.mesh, self.copies,
                 self.graphs, self.threads,
             )  # fmt: skip
         return self._batch_plan
 
-    def _replan(self) -> None:
-        """Drop the plan, because a block is about to change."""
+    def _drop_plan(self) -> None:
+        """Save what the plan has of unfinished blocks, and drop it: a block is about to change."""
         if self._batch_plan is not None:
             self._batch_plan.keep()
             self._batch_plan = None
@@ -269,7 +270,7 @@ class Engine:
     def _room(self, pages: int) -> bool:
         """Return whether this many pages are free; if not, take the copies' pages back first."""
         if pages > self.kv.num_free and self.copies.allot([]):
-            self._replan()
+            self._drop_plan()
         return pages <= self.kv.num_free
 
     def _extend(self, sequence: Sequence) -> None:
@@ -291,7 +292,7 @@ class Engine:
         self._extend(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        self._replan()
+        self._drop_plan()
         self.running.remove(sequence)
         self.copies.give_back(sequence)
         self.kv.free(self.kv.prefixes.release(sequence))
@@ -319,7 +320,7 @@ class Engine:
         if update.finish_reason:
             self._release(sequence)
         elif outcome.done:
-            self._replan()
+            self._drop_plan()
             length = sequence.canvas.length
             sequence.finish_block(outcome.ids)
             if sequence.canvas.length > length:
@@ -331,7 +332,7 @@ class Engine:
 
     def _shrink(self, sequence: Sequence, outcome: Outcome) -> Outcome:
         """Remove unused positions from a canvas, and return the block's outcome then."""
-        self._replan()
+        self._drop_plan()
         if not sequence.shrink(outcome.ids, outcome.masked.tolist(), outcome):
             return outcome
         self.slots.write(sequence)

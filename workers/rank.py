@@ -11,11 +11,11 @@ import torch
 from diffray.components.backend import give_back_memory
 from diffray.components.mesh import Mesh
 from diffray.components.sequence import Sequence
+from diffray.workers.changes import ask_trainer
 from diffray.workers.digest import digest
 from diffray.workers.engine import Engine
 from diffray.workers.link import Link
 from diffray.workers.messages import Reply, Round, WireRequest
-from diffray.workers.upkeep import ask_trainer
 
 _BUSY = 256  # sequences times rounds after which freed memory is returned
 
@@ -58,7 +58,7 @@ class Rank:
 
     def _round(self, order: Round[WireRequest]) -> Reply:
         if order.trainer is not None:
-            received = ask_trainer(self.engine.upkeep, order.trainer)
+            received = ask_trainer(self.engine.changes, order.trainer)
             return Reply(order.number, 0, [], [], self.engine.stats(), received=received)
         reply = self.engine.run(order, self._sequence)
         if order.check and not self._agree():

@@ -193,10 +193,10 @@ class Coordinator:
         while True:
             while self._trainer is None and (order := self.driver.next()) is not None:
                 self.workers.send(order)
-            if not self.driver.flying and self._trainer is not None:
+            if not self.driver.unanswered and self._trainer is not None:
                 await self._carry_out(self._trainer)
                 continue
-            if not self.driver.flying:
+            if not self.driver.unanswered:
                 await self._wait_for_work()
                 continue
             reply = await self.workers.receive()

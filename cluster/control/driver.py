@@ -19,7 +19,7 @@ class Driver:
 
     def __init__(self, scheduler: Scheduler, steps: int, in_flight: int = 1) -> None:
         self.scheduler, self.steps, self.in_flight = scheduler, steps, in_flight
-        self.flying = 0  # rounds without a reply
+        self.unanswered = 0  # rounds without a reply
         self.rounds = self.tokens = 0
         self.in_round = False  # for `WaitingEngine`; stays set if a round is interrupted
         self._fresh = True  # whether the engine is idle before the next round
@@ -29,15 +29,15 @@ class Driver:
 
     def next(self, steps: int | None = None) -> Round[Any] | None:
         """Return the next round, or None if nothing can be sent now."""
-        if self.flying == self.in_flight:
+        if self.unanswered == self.in_flight:
             return None
         order = self.scheduler.plan(steps or self.steps)
         if order is None:
-            self._fresh = self._fresh or not self.flying
+            self._fresh = self._fresh or not self.unanswered
             return None
         order.fresh, self._fresh = self._fresh, False
         order.now = time.time()  # wall clock: a coordinator on another node can continue it
-        self.flying += 1
+        self.unanswered += 1
         now = time.monotonic()
         for request in order.add:
             self.scheduler.running[request.uid].admitted = now
@@ -45,7 +45,7 @@ class Driver:
 
     def take(self, reply: Reply) -> list[Event]:
         """Take the reply to the oldest round in flight; return its events."""
-        self.flying -= 1
+        self.unanswered -= 1
         self.rounds += 1
         self._reply = reply
         tokens = sum(len(update.ids) for update in reply.updates)
@@ -60,7 +60,7 @@ class Driver:
 
     def lost(self) -> list[Event]:
         """Resume all requests on a new engine; return the events of those that fail."""
-        self.flying, self._fresh = 0, True
+        self.unanswered, self._fresh = 0, True
         if self._reply:
             self._preemptions += self._reply.stats.preemptions
             self._reply = None
@@ -68,7 +68,7 @@ class Driver:
 
     def start_over(self) -> None:
         """Resume all requests on the same engine, which has forgotten them."""
-        self.flying, self._fresh = 0, True
+        self.unanswered, self._fresh = 0, True
         self.scheduler.start_over()
 
     def load(self, restarts: int = 0) -> Load:

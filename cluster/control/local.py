@@ -24,11 +24,11 @@ from diffray.cluster.control.weight_changes import (
 from diffray.cluster.frontend.text import Tokenizer
 from diffray.components.checkpoints.folder import resolve
 from diffray.workers.admission import CheckedRequest
+from diffray.workers.changes import ask_trainer
 from diffray.workers.engine import Engine
 from diffray.workers.messages import ASLEEP, Round, Update
 from diffray.workers.setup import build_engine
 from diffray.workers.trainer_orders import Received, TrainerOrder, granted
-from diffray.workers.upkeep import ask_trainer
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class WaitingEngine:
         return asked.change.version
 
     def ask_trainer(self, order: TrainerOrder) -> Received:
-        return granted(ask_trainer(self._engine.upkeep, order))
+        return granted(ask_trainer(self._engine.changes, order))
 
     @property
     def _weights(self) -> WeightChanges:
@@ -209,7 +209,7 @@ class LocalEngine:
     async def ask_trainer(self, order: TrainerOrder) -> Received:
         # One at a time; requests continue meanwhile, as one rank has no collectives.
         async with self._trainer:
-            return granted(await asyncio.to_thread(ask_trainer, self._engine.upkeep, order))
+            return granted(await asyncio.to_thread(ask_trainer, self._engine.changes, order))
 
     @property
     def _weights(self) -> WeightChanges:
@@ -278,16 +278,16 @@ def _ask(
     change = weights.next(wanted)
     asked = weights.ask(change, wanted.in_flight, done)
     source = wanted.source if isinstance(wanted, UpdateWeights) else ""
-    if not isinstance(source, str | Path) and engine.upkeep is not None:
-        engine.upkeep.given[change.number] = source
+    if not isinstance(source, str | Path) and engine.changes is not None:
+        engine.changes.given[change.number] = source
     return asked
 
 
 def _withdraw(engine: Engine, weights: WeightChanges, asked: AskedChange) -> None:
     """Drop a change, unless it has started."""
     weights.withdraw(asked)
-    if engine.upkeep is not None:
-        engine.upkeep.given.pop(asked.change.number, None)
+    if engine.changes is not None:
+        engine.changes.given.pop(asked.change.number, None)
 
 
 def load_local(model: str, config: EngineConfig) -> tuple[LocalEngine, Tokenizer | None]:

@@ -28,7 +28,7 @@ from diffray.cluster.control.coordinator import CoordinatorActor
 from diffray.cluster.control.engine_client import EngineFailed, Load, Overloaded, Refusal
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import AGAIN, Event, Kind, OpenRequests, decode_events
-from diffray.cluster.control.hub import answered
+from diffray.cluster.control.rank_channel import answered
 from diffray.cluster.control.request_queue import QueuedRequest
 from diffray.cluster.control.weight_changes import EngineChange, InFlight, RemoteWeights
 from diffray.workers.limits import Limits

@@ -141,7 +141,7 @@ class RunningPrefixes:
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class RoundInFlight:
     """A round that was sent and has no reply yet."""
 
     admitted: list[QueuedRequest]

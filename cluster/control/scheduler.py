@@ -14,8 +14,8 @@ from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.events import Event, Kind
 from diffray.cluster.control.request_queue import (
     CrashQuarantine,
-    Flight,
     QueuedRequest,
+    RoundInFlight,
     RunningPrefixes,
 )
 from diffray.cluster.control.weight_changes import LOST, WeightChanges
@@ -57,7 +57,7 @@ class Scheduler:
         self.open: dict[int, QueuedRequest] = {}  # waiting, running or being preempted
         self._cancelled: list[int] = []  # for the next round
         self._preempting: dict[int, QueuedRequest] = {}  # preempted by rounds in flight
-        self._flying: deque[Flight] = deque()
+        self._in_flight: deque[RoundInFlight] = deque()
         self._free, self._held_back = pages, 0  # as of the last reply
         self._arrivals = self._admitted = self._rounds = self._steps = 0
         self.preemptions = 0
@@ -122,7 +122,7 @@ class Scheduler:
             return None
         self._rounds += 1
         self._steps += steps
-        self._flying.append(Flight(admitted, preempting, steps, asked))
+        self._in_flight.append(RoundInFlight(admitted, preempting, steps, asked))
         cancelled, self._cancelled = self._cancelled, []
         return Round(
             number=self._rounds,
@@ -135,12 +135,12 @@ class Scheduler:
 
     def settle(self, reply: Reply) -> list[Event]:
         """Take a round's reply; return the events of requests that are still open."""
-        flight = self._flying.popleft()
-        self._steps -= flight.steps - reply.steps
+        sent = self._in_flight.popleft()
+        self._steps -= sent.steps - reply.steps
         self._free, self._held_back = reply.stats.free_pages, reply.stats.waiting
-        if flight.asked is not None:
-            self.weights.settle(flight.asked, reply.unchanged)
-        for queued in flight.admitted:
+        if sent.asked is not None:
+            self.weights.settle(sent.asked, reply.unchanged)
+        for queued in sent.admitted:
             queued.answered = True
         events: list[Event] = []
         for update in reply.updates:
@@ -156,7 +156,7 @@ class Scheduler:
             if found := self.running.get(uid):
                 self._close(found)
                 events.append(Event(Kind.FAILED, uid, reason=reason))
-        for queued in flight.preempting:
+        for queued in sent.preempting:
             if self._preempting.pop(queued.uid, None):
                 self._queue_again(queued)
         self.quarantine.settle()
@@ -209,9 +209,9 @@ class Scheduler:
         self._prefixes.clear()
         self._cancelled.clear()
         self._preempting.clear()
-        for asked in [each.asked for each in self._flying if each.asked is not None]:
+        for asked in [each.asked for each in self._in_flight if each.asked is not None]:
             self.weights.settle(asked, LOST)
-        self._flying.clear()
+        self._in_flight.clear()
         self._free, self._held_back = self.pages, 0
 
     def _wait(self, queued: QueuedRequest) -> None:
@@ -221,7 +221,7 @@ class Scheduler:
         """Admit requests: after a crash first the suspects one by one, then the others."""
         if len(self.running) >= self.slots or self.weights.level:
             return
-        free = self._free - sum(flight.pages for flight in self._flying)
+        free = self._free - sum(sent.pages for sent in self._in_flight)
         free -= sum(queued.taken for queued in admitted)
         for queued in self._next_suspect(free) if self.quarantine else self._next(free):
             self._admitted += 1

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from diffray.cluster.control.actors import DIED, actor_name, announce, first_line, kill_here
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.hub import LOADING, Failure, Hub
+from diffray.cluster.control.rank_channel import LOADING, Failure, RankChannel
 from diffray.workers.limits import Limits
 from diffray.workers.messages import ControlAddress, RankPlace, RankSetup, Reply, Round, WireRequest
 from diffray.workers.trainer_orders import Received, TrainerOrder
@@ -39,7 +39,9 @@ class WorkerGroup:
         self.model, self.config, self.group = model, config, group
         self.size = config.tensor_parallel_size
         silence = LOADING * config.heartbeat_timeout_s
-        self.hub = Hub(self.size, secrets.token_bytes(32), silence, partial(announce, model))
+        self.channel = RankChannel(
+            self.size, secrets.token_bytes(32), silence, partial(announce, model)
+        )
         self.limits: Limits | None = None  # once the ranks have loaded
         self.places: list[RankPlace] = []
         self.workers: list[Any] = []
@@ -67,13 +69,13 @@ class WorkerGroup:
         )  # fmt: skip
 
     async def _connect(self) -> None:
-        """Start the ranks' processes, which connect to the hub."""
+        """Start the ranks' processes, which connect to the channel."""
         host = ray.util.get_node_ip_address()
-        own = ControlAddress(host, await self.hub.listen(host), self.hub.secret)
+        own = ControlAddress(host, await self.channel.listen(host), self.channel.secret)
         self.workers = [self._create(rank) for rank in range(self.size)]
         wait = self.config.heartbeat_s, self.config.load_timeout_s
         self.places = await asyncio.gather(*(w.place.remote(own, *wait) for w in self.workers))
-        await self.hub.complete.wait()
+        await self.channel.complete.wait()
 
     async def _load(self) -> None:
         """Have the ranks load the model, and start their loops."""
@@ -93,7 +95,7 @@ class WorkerGroup:
         )
         for rank, worker in enumerate(self.workers):
             self._loops.append(asyncio.create_task(self._watch(rank, worker.run.remote())))
-        self.hub.expect_within(config.heartbeat_timeout_s)
+        self.channel.expect_within(config.heartbeat_timeout_s)
 
     def _create(self, rank: int) -> Any:
         from diffray.workers.worker import Worker  # imports torch only in its actors
@@ -108,7 +110,7 @@ class WorkerGroup:
         ).remote(rank, self.size)
 
     async def _unless_hung(self, calls: Iterable[Awaitable[Any]]) -> list[Any]:
-        """Return the results of calls; Ray reports a rank that dies, the hub one that hangs."""
+        """Return the results of calls; Ray reports a rank that dies, the channel one that hangs."""
         results = asyncio.gather(*calls)
         while not results.done():
             failure = asyncio.create_task(self.next_failure())
@@ -136,7 +138,7 @@ class WorkerGroup:
             dead, reason = False, f"failed: {first_line(error)}"
         place = self.places[rank]
         name = f"rank {rank} (process {place.process.pid} on {place.host})"
-        self.hub.messages.put_nowait(Failure(f"{name} {reason}", dead))
+        self.channel.messages.put_nowait(Failure(f"{name} {reason}", dead))
 
     async def _death_of(self, rank: int) -> None:
         """Wait until Ray knows that a rank is dead."""
@@ -152,8 +154,8 @@ class WorkerGroup:
     def send(self, message: Round[WireRequest] | None) -> None:
         if message is not None and (message.change or message.trainer):
             self._changes.add(message.number)
-            self.hub.expect_within(LOADING * self.config.heartbeat_timeout_s)
-        self.hub.broadcast(message)
+            self.channel.expect_within(LOADING * self.config.heartbeat_timeout_s)
+        self.channel.broadcast(message)
 
     async def receive(self) -> Reply:
         """Wait for rank 0's next reply; raise WorkersLost if none will come."""
@@ -161,7 +163,7 @@ class WorkerGroup:
         limit = self.config.load_timeout_s if self._changes else self.config.round_timeout_s
         try:
             async with asyncio.timeout(limit):
-                message = await self.hub.messages.get()
+                message = await self.channel.messages.get()
         except TimeoutError:
             raise WorkersLost(
                 f"the ranks sent no reply within {limit:g} s ({name}); assumed hung"
@@ -170,7 +172,7 @@ class WorkerGroup:
             raise WorkersLost(await self.reason(message))
         if message.number in self._changes:
             self._changes.remove(message.number)
-            self.hub.expect_within(self.config.heartbeat_timeout_s)
+            self.channel.expect_within(self.config.heartbeat_timeout_s)
         return message
 
     async def ask_trainer(self, order: TrainerOrder) -> Received:
@@ -182,7 +184,7 @@ class WorkerGroup:
 
     async def next_failure(self) -> Reply | Failure | None:
         """Wait, while no round is in flight, for the first sign that a rank is lost."""
-        return await self.hub.messages.get()
+        return await self.channel.messages.get()
 
     async def reason(self, message: Reply | Failure | None) -> str:
         """Return why the worker group is lost; a rank's death counts before other errors."""
@@ -194,7 +196,7 @@ class WorkerGroup:
                         reason = message.error
                         if message.dead:
                             break
-                    message = await self.hub.messages.get()
+                    message = await self.channel.messages.get()
         except TimeoutError:
             pass
         return reason
@@ -212,4 +214,4 @@ class WorkerGroup:
         kill_here(stuck)
         for task in self._loops:
             task.cancel()
-        await self.hub.close()
+        await self.channel.close()

@@ -14,7 +14,7 @@ from diffray.cluster.control.coordinator import Coordinator
 from diffray.cluster.control.engine_client import EngineFailed, Poisonous, Refusal
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.events import Event, Kind, decode_events
-from diffray.cluster.control.hub import Failure
+from diffray.cluster.control.rank_channel import Failure
 from diffray.cluster.control.weight_changes import LOST, InFlight
 from diffray.cluster.control.worker_group import WorkerGroup, WorkersLost
 from diffray.components.model_spec import ModelSpec
@@ -212,7 +212,7 @@ async def test_a_loss_is_not_forgotten_for_a_request_that_comes_meanwhile() -> N
     coordinator.workers = workers = WorkerGroup("toy", config, group)
     idle = asyncio.create_task(coordinator._wait_for_work())
     await asyncio.sleep(0.01)
-    workers.hub.messages.put_nowait(Failure("rank 0: no memory", dead=False))
+    workers.channel.messages.put_nowait(Failure("rank 0: no memory", dead=False))
     await asyncio.sleep(0.01)
     coordinator._work.set()
     with pytest.raises(WorkersLost, match="rank 0: no memory"):

@@ -9,7 +9,7 @@ import pytest
 
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.control.events import Event
-from diffray.cluster.control.request_queue import Flight, QueuedRequest
+from diffray.cluster.control.request_queue import QueuedRequest, RoundInFlight
 from diffray.cluster.frontend.job import Job
 from tests.helpers.living import living, only_new
 from tests.helpers.paths import GOLDEN
@@ -74,10 +74,10 @@ def test_after_an_interrupt_anywhere_the_next_call_works(llm: DiffusionLLM, plac
             with pytest.raises(KeyboardInterrupt), Interrupts(at):
                 tokens(llm)
             assert tokens(llm) == expected, at
-            assert not living(QueuedRequest, Job, Flight, Event), at
+            assert not living(QueuedRequest, Job, RoundInFlight, Event), at
         client: Any = llm.client
         scheduler, slots = client.driver.scheduler, llm.engine.slots
-        assert not (scheduler.open or scheduler.running or client.driver.flying), at
+        assert not (scheduler.open or scheduler.running or client.driver.unanswered), at
         assert llm.engine.idle and llm.engine.kv.num_free == pages and slots.num_free == 2, at
 
 

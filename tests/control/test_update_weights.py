@@ -155,7 +155,7 @@ def test_versions_count_up_or_have_names() -> None:
         client.update_weights(weights(1), "abort")
     assert client.driver.load().weight_updates == 3
     engine = updatable()
-    engine.upkeep = None
+    engine.changes = None
     with pytest.raises(ValueError, match="cannot be replaced"):
         Client(engine).update_weights(weights(1))
 
@@ -178,7 +178,7 @@ def test_a_refused_update_changes_nothing(given: dict[str, Tensor], reason: str)
         client.update_weights(given)
     assert client.answer(request) == written(0, [request])[0]
     assert client.found[0][0].version == "0"
-    assert engine.upkeep is not None and engine.upkeep.given == {}
+    assert engine.changes is not None and engine.changes.given == {}
     assert client.update_weights({"head": weights(1)["head"]}) == "1"  # a part is enough
 
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from diffray.components.layers import Parts, whole
 from diffray.components.params import SamplingParams
+from diffray.workers.changes import Changes
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
 from diffray.workers.sleeper import Sleeper
-from diffray.workers.upkeep import Upkeep
 from tests.helpers.toy import ToyModel, run, toy_engine
 
 CONFIG: dict[str, Any] = {}
@@ -55,7 +55,7 @@ def updatable(block_causal: bool = False, **options: Any) -> Engine:
     plan = UpdatableToy(block_causal)
     sleeper = Sleeper(model, engine.kv)
     nowhere = Path("/nowhere")
-    engine.upkeep = Upkeep(
+    engine.changes = Changes(
         model, plan, CONFIG, engine.kv, engine.mesh, first=nowhere, sleeper=sleeper
     )
     return engine

@@ -35,6 +35,11 @@ class Row(NamedTuple):
     ahead: int = 0  # steps; 0: a branch, if the canvas is not the sequence's own
 
     @property
+    def step(self) -> int:
+        """The steps of its block before this round."""
+        return self.sequence.block.step + self.ahead
+
+    @property
     def slot(self) -> int:
         return self.sequence.slot if self.copy is None else self.copy.slot
 

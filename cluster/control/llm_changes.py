@@ -27,7 +27,7 @@ class HasClient(Protocol):
     def client(self) -> WaitingClient: ...
 
 
-class Upkept:
+class EngineChanges:
     """The methods that change an engine, for a class with a `client`."""
 
     def update_weights(

@@ -88,7 +88,7 @@ class Failure:
     dead: bool  # whether its process has ended
 
 
-class Hub:
+class RankChannel:
     """Accepts the ranks of one worker group, sends to all of them and receives from each.
 
     Memory is bounded: a rank sends only heartbeats, replies to rounds in flight, and lines for

@@ -23,15 +23,17 @@ class Chunk(NamedTuple):
         return Chunk(sequence, start, sequence.images.not_inside(min(stop, sequence.block.start)))
 
 
-class Filling:
+class ChunkedPrefill:
     """Decides which parts of prompts the next forward stores; others may share them."""
 
     def __init__(self, kv: KVPool, chunk: int) -> None:
         self.kv, self.chunk = kv, chunk
 
-    def reach(self, sequence: Sequence, soon: Callable[[Sequence], int] | None = None) -> None:
+    def skip_shared(
+        self, sequence: Sequence, stored_next: Callable[[Sequence], int] | None = None
+    ) -> None:
         """Skip the part of the prefix that other sequences store."""
-        self.kv.prefixes.reach(sequence, soon)
+        self.kv.prefixes.skip_stored(sequence, stored_next)
         if not sequence.forwards:  # it has stored nothing itself
             sequence.kv.cached = sequence.kv.clean_end
 
@@ -39,7 +41,7 @@ class Filling:
         """Return whether the sequence can denoise."""
         return not self._has_chunks(sequence) and self.kv.prefixes.has_turn(sequence)
 
-    def soon(self, sequence: Sequence) -> int:
+    def stored_next(self, sequence: Sequence) -> int:
         """Return where a sequence's final K/V end after the next forward."""
         if not self.kv.prefixes.has_turn(sequence):
             return 0
@@ -51,7 +53,7 @@ class Filling:
         """Return the next chunk of each sequence, unless another sequence stores it."""
         found = []
         for sequence in sequences:
-            self.reach(sequence)
+            self.skip_shared(sequence)
             if self._has_chunks(sequence) and self.kv.prefixes.has_turn(sequence):
                 found.append(Chunk.next(sequence, self.chunk))
         return found

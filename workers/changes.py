@@ -29,8 +29,8 @@ _GIVEN_UP = "the weights came as tensors and were discarded in sleep; update the
 _OTHER_RANK = "another rank refused the weights; its log says why"
 
 
-class Upkeep:
-    """Makes an engine's changes; `plan` is its model without storage.
+class Changes:
+    """Applies changes to an engine; `plan` is its model without storage.
 
     `first` is the folder of the weights that it was loaded with, `received` the folder for weights
     that a trainer sends.
@@ -62,8 +62,8 @@ class Upkeep:
         """Why no request can run; empty if requests can run."""
         return self._broken if self._sleeper.level == AWAKE else ASLEEP
 
-    def make(self, change: Change) -> str:
-        """Make a change while no request runs; if it is refused, change nothing and return why."""
+    def apply(self, change: Change) -> str:
+        """Apply a change while no request runs; if it is refused, change nothing and return why."""
         if change.restores:
             refusal = self._replace(change) if change.source else ""
             return refusal or self._sleep(change.level or AWAKE)
@@ -143,6 +143,6 @@ class Upkeep:
         return weights_of_folder(self._model, self._plan, self._config, self._source)
 
 
-def ask_trainer(upkeep: Upkeep | None, order: TrainerOrder) -> Received:
+def ask_trainer(changes: Changes | None, order: TrainerOrder) -> Received:
     """Have an engine join a trainer's group or receive weights, which does not change its own."""
-    return Received(FIXED) if upkeep is None else upkeep.receiver.carry_out(order)
+    return Received(FIXED) if changes is None else changes.receiver.carry_out(order)

@@ -39,8 +39,8 @@ def run_check(plan: CheckPlan, limits: TimeLimits) -> Findings:
     """Check every kernel; return what is refused."""
     begin = time.monotonic()
     until = begin + limits.everything
-    refused, failed, failure = dict[str, str](), "", "not run yet"
-    while failure and not failed:
+    refused, failed = dict[str, str](), ""
+    while True:
         process = run_process(plan.model_copy(update={"refused": refused}), limits.one, until)
         doing, failure = "", process.failure
         for message in process.messages:

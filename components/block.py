@@ -6,7 +6,7 @@ rows.
 """
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -89,14 +89,6 @@ class Plan(NamedTuple):
     share: int  # how many positions become final, according to `Decoder.shares`
 
 
-class Top(NamedTuple):
-    """The most probable ids of some positions, best first."""
-
-    cells_Q: Tensor  # flat index into [B, L]
-    ids_QK: Tensor
-    logprobs_QK: Tensor
-
-
 class Measures(NamedTuple):
     """Measures of the distributions that tokens are drawn from, for decoders that ask for them.
 
@@ -107,21 +99,6 @@ class Measures(NamedTuple):
     probability_BL: Tensor  # of the proposed token
     margin_BL: Tensor  # between the largest probability and the second
     entropy_BL: Tensor  # in nats
-
-
-class Best(NamedTuple):
-    """The most probable tokens, where others may have been drawn."""
-
-    ids_BL: Tensor
-    logprob_BL: Tensor
-
-
-class Likely(NamedTuple):
-    """The most probable tokens of sampled positions, best first; drafts are drawn from them."""
-
-    ids_BLK: Tensor
-    scores_BLK: Tensor  # logits over the temperature; -inf where filters leave a token out
-    logprobs_BLK: Tensor  # without temperature
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +114,7 @@ class Proposal:
     ids_BL: Tensor
     confidence_BL: Tensor
     logprob_BL: Tensor
-    top: Top | None = None  # if a request asks for it; decoders do not see it
     measures: Measures | None = None  # if a decoder asks for them
-    best: Best | None = None  # for canvases of noise: the tokens that they end as
-    options_EK: Tensor | None = None  # log-probabilities in choices, as `Options` asks for them
-    likely: Likely | None = None  # if drafts are made of rows that sample
     value_BL: Tensor | None = None  # the probability of each slot's whole value, if pinned
 
     def rows(self, index: Tensor) -> "Proposal":
@@ -152,25 +125,5 @@ class Proposal:
             self.confidence_BL[index],
             self.logprob_BL[index],
             measures=measures,
-            likely=self.likely and Likely(*(part[index] for part in self.likely)),
             value_BL=None if self.value_BL is None else self.value_BL[index],
         )
-
-    def drawn_at(self, block: Block) -> "Proposal":
-        """Return the proposal of another step if the model's predictions stayed the same."""
-        if self.likely is None:
-            return self
-        ids_BLK, scores_BLK, logprobs_BLK = self.likely
-        key = block.seed_B.unsqueeze(1), block.positions_BL, block.step_B.unsqueeze(1)
-        shape = ids_BLK.shape
-        seed_R, position_R, step_R = (part.expand(shape[:2]).flatten() for part in key)
-        noise_RK = noise.gumbel(seed_R, position_R, step_R, ids_BLK.flatten(0, 1))
-        best_BL1 = (scores_BLK + noise_RK.view(shape).to(scores_BLK)).argmax(-1, keepdim=True)
-        drawn_BL = scores_BLK[..., 0] > -torch.inf
-        logprob_BL = logprobs_BLK.gather(-1, best_BL1).squeeze(-1).where(drawn_BL, self.logprob_BL)
-        prefers_mask_BL = self.confidence_BL < 0
-        confidence_BL = (logprob_BL.exp() - prefers_mask_BL.long()).where(
-            drawn_BL, self.confidence_BL
-        )
-        ids_BL = ids_BLK.gather(-1, best_BL1).squeeze(-1).where(drawn_BL, self.ids_BL)
-        return replace(self, ids_BL=ids_BL, confidence_BL=confidence_BL, logprob_BL=logprob_BL)

@@ -6,7 +6,6 @@ Letters: R rows of the head, S slots, N positions of the longest canvas.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import fields
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
@@ -20,17 +19,12 @@ from diffray.components.logits import Logits
 if TYPE_CHECKING:
     from diffray.components.sequence import Sequence
 
-Head = Callable[[Tensor], Tensor]  # from packed tokens to this rank's logits about them
-
 
 class Where(NamedTuple):
     """The rows of one request, on the host."""
 
     rows: slice
     positions_R: Tensor  # that the rows are about
-    uncond_R: (
-        Tensor | None
-    )  # for a guided request: the packed tokens of the same window without the prompt
     sequence: "Sequence"
 
     @property
@@ -39,9 +33,8 @@ class Where(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What transforms may read besides the logits; canvases are those before the step."""
+    """What transforms may read besides the logits: the canvases before the step."""
 
-    head: Head
     ids_SN: Tensor
     masked_SN: Tensor
 

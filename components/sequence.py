@@ -79,8 +79,7 @@ class Sequence:
     acceptance: DraftAcceptance = field(default_factory=DraftAcceptance)  # of its drafts
 
     def __post_init__(self) -> None:
-        scale, prompt_len = self.policy.cfg_scale, self.canvas.prompt_len
-        self.transforms = transforms_of(self.params, scale, self.end_ids, prompt_len)
+        self.transforms = transforms_of(self.params, self.end_ids, self.canvas.prompt_len)
         self._enter(0)
 
     @property

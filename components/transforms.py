@@ -1,7 +1,6 @@
 """Row transforms: what a request does to the logits of its rows before tokens are chosen.
 
-Letters: R rows of the head, V this rank's vocabulary, E single logits, K ids, U rows of guided
-requests.
+Letters: R rows of the head, V this rank's vocabulary, E single logits, K ids.
 """
 
 from collections.abc import Sequence as Items
@@ -19,21 +18,6 @@ from diffray.components.row_transform import Planned, RowTransform, Step, Where
 
 if TYPE_CHECKING:
     from diffray.components.params import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Guided(Planned):
-    """Rows whose logits are moved away from those without the prompt, as in LLaDA's sampler."""
-
-    rows_U: Tensor
-    uncond_U: Tensor
-    scale_U: Tensor
-
-    def apply(self, logits: Logits, step: Step) -> None:
-        values_RV = logits.values_RV
-        blind_UV = step.head(self.uncond_U).to(values_RV)
-        scale_U1 = self.scale_U.unsqueeze(1).to(values_RV)
-        values_RV[self.rows_U] = blind_UV + (scale_U1 + 1) * (values_RV[self.rows_U] - blind_UV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +52,7 @@ class KeptIds(Planned):
 
 
 # In the order in which they apply.
-KINDS: tuple[type[Planned], ...] = Guided, LogitBias, Penalized, KeptIds
-
-
-@dataclass(frozen=True, slots=True)
-class Guidance:
-    """Classifier-free guidance; the request has a second window, in which the prompt is masked."""
-
-    scale: float
-
-    def plan(self, where: Where) -> Guided:
-        assert where.uncond_R is not None
-        scales = torch.full(where.uncond_R.shape, self.scale, dtype=torch.float64)
-        return Guided(where.rows_R, where.uncond_R, scales)
+KINDS: tuple[type[Planned], ...] = LogitBias, Penalized, KeptIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +110,10 @@ class Only:
 
 
 def transforms_of(
-    params: "SamplingParams", cfg_scale: float, end_ids: frozenset[int], prompt_len: int
+    params: "SamplingParams", end_ids: frozenset[int], prompt_len: int
 ) -> tuple[RowTransform, ...]:
     """Return what a request does to its logits, in the order of `KINDS`."""
     found: list[RowTransform] = []
-    if cfg_scale > 0:
-        found.append(Guidance(cfg_scale))
     if params.logit_bias:
         found.append(Bias(tuple(params.logit_bias.items())))
     if params.bad_token_ids:

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from diffray.components.batch import Batch
@@ -15,11 +16,9 @@ from diffray.components.kv_pool import KVPool
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.model import Model
-from diffray.components.propose import joined, propose, propose_plain
-from diffray.components.row_transform import Step
+from diffray.components.propose import choose, joined, propose_plain
 from diffray.components.sequence import Sequence
 from diffray.kernels.confidence import Confidence
-from diffray.kernels.credit import Credits
 from diffray.workers.batch_state import BatchState
 from diffray.workers.chunked_prefill import Chunk
 from diffray.workers.copy_pool import CopyPool
@@ -27,9 +26,9 @@ from diffray.workers.features.feature import Head, rows_of
 from diffray.workers.features.order import FEATURES
 from diffray.workers.first_step_sharing import SharedFirstSteps
 from diffray.workers.graphs import Graphs
+from diffray.workers.head_plan import HeadPlan, plan_head
 from diffray.workers.layout import Layout, Span, spans_of
 from diffray.workers.outcome import Outcome
-from diffray.workers.request_rows import HeadPlan, plan_head
 from diffray.workers.slots import Slots
 from diffray.workers.threads import Threads
 
@@ -63,16 +62,16 @@ class BatchPlan:
         self._windows: list[Span] = []
         self._shared: SharedFirstSteps | None = None  # first steps of this forward
         self._head: HeadPlan | None = None
-        self._running: list[int] = []  # the rows whose windows run
-        self._first_only: list[bool] = []  # whether each row needs only its first position
+        self.running: list[int] = []  # the rows whose windows run
+        self.first_only: list[bool] = []  # whether each row needs only its first position
         self._blocks: BatchState | None = None  # not planned yet
 
     def denoise(self, step: int, chunks: Items[Chunk]) -> None:
         """Run one forward: the `step`-th of a round, and chunks of other sequences' prompts."""
         first_only = [row.sequence.block.first_alone and row.step + step == 0 for row in self.rows]
-        if step == 0 or first_only != self._first_only:
+        if step == 0 or first_only != self.first_only:
             self._head = None  # fewer positions are masked now, or more are needed
-        self._first_only = first_only
+        self.first_only = first_only
         self._place(step, chunks)
         with self._threads():
             hidden_TH = self._hidden()
@@ -92,9 +91,6 @@ class BatchPlan:
     def outcomes(self) -> list[Outcome]:
         """Copy what happened to the host: the one place where a round waits for the device."""
         assert self._blocks is not None, "nothing has been denoised"
-        options_EK = self._blocks.options_EK
-        if options_EK is not None and self._head is not None:
-            self._head.weigh(options_EK.cpu())
         return self._blocks.outcomes()
 
     def keep(self) -> None:
@@ -152,7 +148,7 @@ class BatchPlan:
         if self._windows != windows or before or self._shared:
             self._windows = windows
             shown = {None, *(span.copy for span in copied)}
-            self._running = [at for at, row in enumerate(self.rows) if row.copy in shown]
+            self.running = [at for at, row in enumerate(self.rows) if row.copy in shown]
             self.copies.share_edges(copied)
             self.layout = self._laid_out(windows)
             self._head = None
@@ -166,14 +162,7 @@ class BatchPlan:
     def _plan_head(self) -> HeadPlan:
         """Return the rows of the head, planned once while the windows stay the same."""
         if self._head is None:
-            self._head = plan_head(
-                [self.rows[at].sequence for at in self._running],
-                self._running,
-                [self._first_only[at] for at in self._running],
-                self.layout,
-                self.length,
-                self.device,
-            )
+            self._head = plan_head(self)
             if self.layout.recorded is not None:
                 self.layout.recorded.read(self._head.tokens_R)
         return self._head
@@ -184,39 +173,36 @@ class BatchPlan:
         Logits are stored only if a request needs more than the best token.
         """
         plan = self._plan_head()
-        if plan.plain and (plan.rows.draws is None or blocks.credits is None):
-            found = self._confidence(hidden_TH, plan, blocks.credits, block)
+        if plan.plain:
+            found = self._confidence(hidden_TH, plan, block)
             if blocks.rules is not None:
                 return blocks.settle(found, plan.rows.cells_R, block)
             return blocks.accept(propose_plain(found, plan.rows, block), block)
-        logits = self._logits(hidden_TH, plan)
+        hidden_RH = hidden_TH.index_select(0, plan.tokens_R)
+        logits = Logits(self.model.head(hidden_RH), self.model.spec.vocab_start, self.mesh)
+        head = Head(hidden_TH, logits, plan, block, blocks.done_B, step)
         for feature in self.features:
-            feature.read(self, Head(hidden_TH, logits, plan, blocks.done_B, step))
-        proposal = propose(logits, plan.rows, block, blocks.credits, self.slots.mask_token_id)
+            feature.read(self, head)
+        chosen = choose(logits, plan.rows, block, self.slots.mask_token_id)
+        for feature in self.features:
+            feature.choose(chosen)
+        proposal = chosen.proposal()
+        for feature in self.features:
+            proposal = feature.measure(chosen, proposal)
         return blocks.accept(proposal, block)
 
-    def _confidence(
-        self, hidden_TH: Tensor, plan: HeadPlan, credits: Credits | None, block: Block
-    ) -> Confidence:
-        """Find the best or drawn token of each row, with the credit that decoders add to logits."""
-        cells_R, mask_token_id = plan.rows.cells_R, self.slots.mask_token_id
+    def _confidence(self, hidden_TH: Tensor, plan: HeadPlan, block: Block) -> Confidence:
+        """Find the best or drawn token of each row without storing logits."""
+        asked = [ids_RK for f in self.features if (ids_RK := f.asks(plan.rows)) is not None]
         draw, recorded = plan.rows.draw(block), self.layout.recorded
-        if recorded is not None and draw is None and credits is None:
+        if recorded is not None and draw is None and not asked:
             return joined(recorded.choose(len(plan.tokens_R)), self.mesh)
-        hidden_RH = hidden_TH.index_select(0, plan.tokens_R)
-        known_RK = None if credits is None else credits.known(cells_R)
+        hidden_RH, mask_token_id = (
+            hidden_TH.index_select(0, plan.tokens_R),
+            self.slots.mask_token_id,
+        )
+        known_RK = torch.cat(asked, dim=1) if asked else None
         found = joined(self.model.confidence(hidden_RH, mask_token_id, draw, known_RK), self.mesh)
-        if credits is None:
-            return found
-        return self.kv.kernels.reward(found, credits, cells_R, block.masked_BL, mask_token_id)
-
-    def _logits(self, hidden_TH: Tensor, plan: HeadPlan) -> Logits:
-        def head(tokens_R: Tensor) -> Tensor:
-            return self.model.head(hidden_TH.index_select(0, tokens_R))
-
-        tokens_R = plan.tokens_R[: len(plan.rows.cells_R)]
-        logits = Logits(head(tokens_R), self.model.spec.vocab_start, self.mesh)
-        step = Step(head, self.slots.ids_SN, self.slots.masked_SN)
-        for transform in plan.rows.transforms:
-            transform.apply(logits, step)
-        return logits
+        for feature in self.features:
+            found = feature.adjust(found, plan.rows, block, self.kv.kernels)
+        return found

@@ -18,7 +18,6 @@ from diffray.components.sequence import Sequence
 from diffray.kernels.acceptance import LONGEST, Progress, Rules, best_where_none
 from diffray.kernels.choose import TORCH, Kernels
 from diffray.kernels.confidence import Confidence
-from diffray.kernels.credit import Credits
 from diffray.workers.features.feature import Acceptance, Feature, copy_canvases, rows_of
 from diffray.workers.outcome import Outcome, copy_outcomes
 from diffray.workers.slots import Slots
@@ -73,7 +72,6 @@ class BatchState:
         self.logprobs_BL = self._cells(slots.logprobs_SN)
         self.done_B = torch.zeros_like(self.steps_B, dtype=torch.bool)
         self.foreseen_B = self.done_B
-        self.options_EK: Tensor | None = None  # of the last step, for pinned canvases
         self.groups = self._plan_groups()
         self._none_BL = torch.zeros_like(self.masked_BL)
         self.rules = self._find_rules()
@@ -144,12 +142,6 @@ class BatchState:
             block = feature.show(self, block)
         return block
 
-    @property
-    def credits(self) -> Credits | None:
-        """What decoders add to logits."""
-        found = (each.credits for each in self.features if each.credits is not None)
-        return next(found, None)
-
     def accept(self, proposal: Proposal, block: Block) -> None:
         """Make accepted tokens final, and determine which rows are done."""
         step = Acceptance(proposal, block, self._none_BL, self.masked_BL)
@@ -164,7 +156,6 @@ class BatchState:
             feature.after(self, step)
         self.put(self.slots.ids_SN, self.ids_BL)
         self.put(self.slots.masked_SN, self.masked_BL)
-        self.options_EK = step.proposal.options_EK
         for feature in self.features:
             feature.written(self, step)
         done_B = ~self.masked_BL.any(-1)
@@ -183,7 +174,6 @@ class BatchState:
     def settle(self, found: Confidence, cells_R: Tensor, block: Block) -> None:
         """Do the same as `accept` in one kernel; possible if `rules` is not None."""
         assert self.rules is not None, "the rows' decoders have no rules"
-        self.options_EK = None
         heads_BL = torch.full_like(self.ids_BL, -1)
         heads_BL.view(-1)[cells_R] = torch.arange(len(cells_R), device=self.device)
         progress = Progress(

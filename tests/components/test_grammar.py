@@ -15,10 +15,11 @@ from diffray.components.config import InvalidField
 from diffray.components.grammar.automata import Automata
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.bad_words import Sequences, avoiding, avoiding_within
+from diffray.components.grammar.choose import Structured, choose_together
 from diffray.components.grammar.paths import Entry, fill, of_classes
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
-from diffray.components.propose import Draws, Rows, Structured, propose
+from diffray.components.propose import Draws, Rows, choose
 from tests.helpers.decoding import block_of
 from tests.helpers.random_grammars import random_automaton, state_after, steps_of, walk
 
@@ -154,10 +155,11 @@ def drawn(case: Case, count: int) -> Tensor:
     )  # fmt: skip
     value_RV = case.value_LV[open_N].repeat(count, 1)
     logits = Logits(torch.nn.functional.pad(value_RV, (0, 1)), 0, Mesh())
-    rows = Rows(cells_R, None, None, (), None, (), 0, structured=(group,))
     ids_BL = ids_L.expand(count, -1)
     block = block_of(ids_BL == mask, ids_BL=ids_BL, seed_B=number_B)
-    return propose(logits, rows, block, None, mask).ids_BL
+    chosen = choose(logits, Rows(cells_R), block, mask)
+    choose_together(chosen, group)
+    return chosen.proposal().ids_BL
 
 
 @pytest.mark.parametrize("number", range(6))

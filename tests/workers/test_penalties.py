@@ -173,7 +173,7 @@ def test_penalties_are_as_exact_as_the_logits() -> None:
 
 def test_neutral_values_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse = Mock(side_effect=AssertionError("asked for by nobody"))
-    monkeypatch.setattr("diffray.workers.batch_plan.propose", refuse)
+    monkeypatch.setattr("diffray.workers.batch_plan.choose", refuse)
     zeros = "presence_penalty", "frequency_penalty", "min_p", "no_repeat_ngram_size"
     neutral: dict[str, Any] = dict.fromkeys(zeros, -0.0) | {"repetition_penalty": 1}
     for temperature in (0, 0.7):

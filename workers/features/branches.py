@@ -5,7 +5,7 @@ branches, K canvases of each, N branches of all.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,19 +13,19 @@ from torch.nn.utils.rnn import pad_sequence
 
 from diffray.components.backend import send
 from diffray.components.decoders.lopa import branch_confidence, next_best
+from diffray.components.sequence import Sequence
 from diffray.workers.features.feature import Acceptance, Feature
 
 if TYPE_CHECKING:
-    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
 
 
 class Branches(Feature):
     """The rows of sequences with branches."""
 
-    @classmethod
-    def of(cls, plan: "BatchPlan") -> Self | None:
-        return cls() if any(row.copy and not row.ahead for row in plan.rows) else None
+    @staticmethod
+    def uses(sequence: Sequence) -> bool:
+        return sequence.policy.speculation is None and bool(sequence.copies)
 
     def begin(self, rows: "BatchState") -> None:
         canvases = {row.sequence: [at] for at, row in enumerate(rows.rows) if row.copy is None}

@@ -4,20 +4,27 @@ Letters: B rows, L positions of the longest block, K positions of the longest bl
 """
 
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from diffray.components.backend import send
-from diffray.kernels.credit import Credits, Gains, Memory
+from diffray.components.block import Block
+from diffray.components.logits import Logits
+from diffray.components.propose import Rows
+from diffray.components.sequence import Sequence
+from diffray.kernels.choose import Kernels
+from diffray.kernels.confidence import Confidence
+from diffray.kernels.credit import Credits, Gains, Memory, remember
 from diffray.kernels.rules import Gain
-from diffray.workers.features.feature import Feature, Row
+from diffray.workers.features.feature import Feature, Head, Row
 
 if TYPE_CHECKING:
     from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
+    from diffray.workers.head_plan import HeadPlan
 
 _NONE = Gain(0.0, 0.0, -1.0)
 
@@ -27,19 +34,42 @@ class Credit(Feature):
 
     fused = True
 
-    @classmethod
-    def of(cls, plan: "BatchPlan") -> Self | None:
-        return cls() if any(s.policy.decoder.gain() for s in plan.sequences) else None
+    @staticmethod
+    def uses(sequence: Sequence) -> bool:
+        return sequence.policy.decoder.gain() is not None
 
     def begin(self, rows: "BatchState") -> None:
+        self.mask_token_id = rows.slots.mask_token_id
         self.credits = credits_of(rows.rows, rows.length, rows.device)
 
+    def needs_logits(self, head: "HeadPlan") -> bool:
+        return head.rows.draws is not None
+
+    def asks(self, rows: Rows) -> Tensor | None:
+        return self.credits.known(rows.cells_R)
+
+    def adjust(self, found: Confidence, rows: Rows, block: Block, kernels: Kernels) -> Confidence:
+        about = self.credits, rows.cells_R, block.masked_BL
+        return kernels.reward(found, *about, self.mask_token_id)
+
+    def read(self, plan: "BatchPlan", head: Head) -> None:
+        add_credit(head.logits, self.credits, head.rows.rows, head.block)
+
     def keep(self, rows: "BatchState") -> None:
-        assert self.credits is not None, "begin comes first"
         for b, sequence in enumerate(rows.sequences):
             if sequence.policy.decoder.gain() is not None:
                 n = sequence.block.length
                 sequence.block.memory = Memory(*(part[b, :n, :n] for part in self.credits.memory))
+
+
+def add_credit(logits: Logits, credits: Credits, rows: Rows, block: Block) -> None:
+    """Remember the rows' best ids, and add the credit of all remembered ones in place."""
+    best_R, best_ids_R = logits.best()
+    logprob_R = best_R - logits.logsumexp()
+    about = rows.cells_R, block.masked_BL
+    ids_RK, values_RK = remember(credits, *about, best_ids_R, logprob_R)
+    rows_RK = torch.arange(len(ids_RK), device=ids_RK.device).unsqueeze(1).expand_as(ids_RK)
+    logits.add(rows_RK, ids_RK.clamp(min=0), values_RK)
 
 
 def credits_of(rows: Items[Row], length: int, device: torch.device) -> Credits:

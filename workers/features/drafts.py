@@ -5,18 +5,23 @@ that is this many steps ahead.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from diffray.components.backend import send
-from diffray.components.block import Proposal
+from diffray.components.block import Block, Proposal
+from diffray.components.propose import Chosen
+from diffray.components.sequence import Sequence
+from diffray.kernels import noise
 from diffray.workers.features.feature import Acceptance, Feature
 
 if TYPE_CHECKING:
-    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
+    from diffray.workers.head_plan import HeadPlan
+
+_LIKELY = 16  # tokens that drafts are drawn from
 
 
 class Link(NamedTuple):
@@ -26,12 +31,38 @@ class Link(NamedTuple):
     drafts_G: Tensor
 
 
+class Likely(NamedTuple):
+    """The most probable tokens of sampled positions, best first; drafts are drawn from them."""
+
+    ids_BLK: Tensor
+    scores_BLK: Tensor  # logits over the temperature; -inf where filters leave a token out
+    logprobs_BLK: Tensor  # without temperature
+
+    def drawn_at(self, proposal: Proposal, block: Block) -> Proposal:
+        """Return the proposal of another step if the model's predictions stayed the same."""
+        key = block.seed_B.unsqueeze(1), block.positions_BL, block.step_B.unsqueeze(1)
+        shape = self.ids_BLK.shape
+        seed_R, position_R, step_R = (part.expand(shape[:2]).flatten() for part in key)
+        noise_RK = noise.gumbel(seed_R, position_R, step_R, self.ids_BLK.flatten(0, 1))
+        scores_BLK = self.scores_BLK
+        best_BL1 = (scores_BLK + noise_RK.view(shape).to(scores_BLK)).argmax(-1, keepdim=True)
+        drawn_BL = scores_BLK[..., 0] > -torch.inf
+        found_BL = self.logprobs_BLK.gather(-1, best_BL1).squeeze(-1)
+        logprob_BL = found_BL.where(drawn_BL, proposal.logprob_BL)
+        prefers_mask_BL = proposal.confidence_BL < 0
+        confidence_BL = (logprob_BL.exp() - prefers_mask_BL.long()).where(
+            drawn_BL, proposal.confidence_BL
+        )
+        ids_BL = self.ids_BLK.gather(-1, best_BL1).squeeze(-1).where(drawn_BL, proposal.ids_BL)
+        return replace(proposal, ids_BL=ids_BL, confidence_BL=confidence_BL, logprob_BL=logprob_BL)
+
+
 class Drafts(Feature):
     """The links of all rows, nearest first."""
 
-    @classmethod
-    def of(cls, plan: "BatchPlan") -> Self | None:
-        return cls() if any(row.ahead for row in plan.rows) else None
+    @staticmethod
+    def uses(sequence: Sequence) -> bool:
+        return sequence.policy.speculation is not None and bool(sequence.copies)
 
     def begin(self, rows: "BatchState") -> None:
         number = {row.sequence: at for at, row in enumerate(rows.rows) if row.copy is None}
@@ -39,6 +70,38 @@ class Drafts(Feature):
         for ahead in range(1, max(row.ahead for row in rows.rows) + 1):
             pairs = [(number[r.sequence], at) for at, r in enumerate(rows.rows) if r.ahead == ahead]
             self.links.append(Link(*send(torch.tensor(pairs), rows.device).unbind(1)))
+
+    @staticmethod
+    def waits(sequence: Sequence) -> bool:
+        return sequence.policy.speculation is not None
+
+    def plan_head(self, head: "HeadPlan") -> None:
+        self.likely: Likely | None = None
+
+    def needs_logits(self, head: "HeadPlan") -> bool:
+        """Drafts of rows that sample are drawn from their most probable tokens."""
+        free = (each.sequence for each in head.blocks if each.number not in head.structured)
+        return any(s.params.draws and s.policy.speculation and s.copies for s in free)
+
+    def measure(self, chosen: Chosen, proposal: Proposal) -> Proposal:
+        draws, tempered = chosen.rows.draws, chosen.tempered
+        if draws is None or tempered is None:
+            return proposal
+        rows_Q, logsumexp_R = draws.rows_Q, chosen.logsumexp_R
+        scores_QK, ids_QK = tempered.top((slice(None),), _LIKELY)
+        ids_RK = ids_QK.new_zeros(len(logsumexp_R), ids_QK.shape[1]).index_copy(0, rows_Q, ids_QK)
+        logprobs_QK = (chosen.logits.gather(ids_RK) - logsumexp_R.unsqueeze(1))[rows_Q]
+        cells_Q = chosen.rows.cells_R[rows_Q]
+        shape = *chosen.block.ids_BL.shape, ids_QK.shape[1]
+
+        def spread(values_QK: Tensor, elsewhere: float) -> Tensor:
+            all_BLK = values_QK.new_full(shape, elsewhere)
+            all_BLK.view(-1, shape[-1])[cells_Q] = values_QK
+            return all_BLK
+
+        found = spread(ids_QK, 0), spread(scores_QK, -torch.inf), spread(logprobs_QK, 0.0)
+        self.likely = Likely(*found)
+        return proposal
 
     def after(self, rows: "BatchState", step: Acceptance) -> None:
         last_B = self._take_over(rows, step)
@@ -74,6 +137,7 @@ class Drafts(Feature):
     def _make(self, rows: "BatchState", step: Acceptance, last_B: Tensor) -> None:
         """Write the next drafts: what decoders would accept of the last proposals, by step."""
         proposal, block = step.proposal.rows(last_B), step.block
+        likely = self.likely and Likely(*(part[last_B] for part in self.likely))
         ids_BL, masked_BL = rows.ids_BL, rows.masked_BL
         known_B = torch.ones_like(last_B, dtype=torch.bool)
         for ahead, (rows_G, drafts_G) in enumerate(self.links):
@@ -87,7 +151,7 @@ class Drafts(Feature):
                     step_in_block_B=steps_B,
                 )
             )
-            drawn = proposal.drawn_at(block)
+            drawn = likely.drawn_at(proposal, block) if likely else proposal
             accepted_BL = rows.choose(drawn, block) & masked_BL
             known_B = known_B & ~_guessed(accepted_BL, drawn)
             ids_BL = torch.where(accepted_BL, drawn.ids_BL, ids_BL)

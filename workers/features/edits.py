@@ -4,7 +4,7 @@ Letters: B rows, L positions of the longest block.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,19 +12,19 @@ from torch import Tensor
 from diffray.components.backend import send
 from diffray.components.block import Block
 from diffray.components.config import LARGEST
+from diffray.components.sequence import Sequence
 from diffray.workers.features.feature import Acceptance, Feature
 
 if TYPE_CHECKING:
-    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
 
 
 class Edits(Feature):
     """Which positions may be edited, and for how many steps."""
 
-    @classmethod
-    def of(cls, plan: "BatchPlan") -> Self | None:
-        return cls() if any(s.policy.decoder.edits for s in plan.sequences) else None
+    @staticmethod
+    def uses(sequence: Sequence) -> bool:
+        return sequence.policy.decoder.edits
 
     def begin(self, rows: "BatchState") -> None:
         facts = [

@@ -16,15 +16,17 @@ from diffray.components.batch import Batch
 from diffray.components.block import Block, Proposal
 from diffray.components.copies import Copy
 from diffray.components.logits import Logits
+from diffray.components.propose import Chosen, Rows
 from diffray.components.sequence import Sequence
-from diffray.kernels.credit import Credits
+from diffray.kernels.choose import Kernels
+from diffray.kernels.confidence import Confidence
 from diffray.workers.outcome import Outcome
 from diffray.workers.slots import Slots
 
 if TYPE_CHECKING:
     from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
-    from diffray.workers.request_rows import HeadPlan
+    from diffray.workers.head_plan import HeadPlan
 
 
 class Row(NamedTuple):
@@ -78,7 +80,8 @@ class Head(NamedTuple):
 
     hidden_TH: Tensor  # of all tokens
     logits: Logits
-    plan: "HeadPlan"
+    rows: "HeadPlan"
+    block: Block
     done_B: Tensor  # rows that were done before
     step: int  # of the round
 
@@ -88,22 +91,53 @@ class Feature:
 
     fused: ClassVar[bool] = False  # whether one kernel may end a step with these rows
     replayed: ClassVar[bool] = True  # whether recorded steps compute what it needs
-    credits: Credits | None = None  # what it adds to logits
+
+    @staticmethod
+    def uses(sequence: Sequence) -> bool:
+        """Return whether a sequence uses the feature."""
+        raise NotImplementedError
 
     @classmethod
     def of(cls, plan: "BatchPlan") -> Self | None:
         """Return the feature for a plan's sequences; None if none uses it."""
-        raise NotImplementedError
+        return cls() if any(map(cls.uses, plan.sequences)) else None
 
     def inputs(self, plan: "BatchPlan", x_TH: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
         """Change what the model reads."""
         return x_TH, batch
 
+    @staticmethod
+    def waits(sequence: Sequence) -> bool:
+        """Return whether the host must see a step's result before the next step."""
+        return False
+
     def begin(self, rows: "BatchState") -> None:
         """Make tensors for the rows, whose canvases have not been read yet."""
 
-    def read(self, plan: "BatchPlan", head: "Head") -> None:
-        """Read the logits of the head's rows."""
+    def plan_head(self, head: "HeadPlan") -> None:
+        """Plan what is done with the head's rows."""
+
+    def needs_logits(self, head: "HeadPlan") -> bool:
+        """Return whether the logits of the planned rows must be stored."""
+        return False
+
+    def asks(self, rows: Rows) -> Tensor | None:
+        """Return ids for each row of the head whose logits are needed, where none are stored."""
+        return None
+
+    def adjust(self, found: Confidence, rows: Rows, block: Block, kernels: Kernels) -> Confidence:
+        """Change the tokens that were found without storing logits."""
+        return found
+
+    def read(self, plan: "BatchPlan", head: Head) -> None:
+        """Read or change the logits of the head's rows."""
+
+    def choose(self, chosen: Chosen) -> None:
+        """Choose other tokens."""
+
+    def measure(self, chosen: Chosen, proposal: Proposal) -> Proposal:
+        """Add to the proposal what the logits say."""
+        return proposal
 
     def show(self, rows: "BatchState", block: Block) -> Block:
         """Change what decoders see."""

@@ -3,25 +3,27 @@
 Letters: B rows, L positions of the longest block.
 """
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 
 from diffray.components.backend import send
 from diffray.components.pinned_canvas import PinnedCanvas
+from diffray.components.sequence import Sequence
 from diffray.workers.features.feature import Acceptance, Feature
 
 if TYPE_CHECKING:
-    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
 
 
 class Measuring(Feature):
     """The end token of each row that is measured."""
 
-    @classmethod
-    def of(cls, plan: "BatchPlan") -> Self | None:
-        return cls() if any(s.may_shrink for s in plan.sequences) else None
+    @staticmethod
+    def uses(sequence: Sequence) -> bool:
+        return sequence.may_shrink
+
+    waits = uses
 
     def begin(self, rows: "BatchState") -> None:
         ends = [

@@ -4,16 +4,21 @@ from typing import Final
 
 from diffray.workers.features.branches import Branches
 from diffray.workers.features.credit import Credit
+from diffray.workers.features.distributions import Distributions
 from diffray.workers.features.drafts import Drafts
 from diffray.workers.features.edits import Edits
 from diffray.workers.features.feature import Feature
 from diffray.workers.features.guidance import Guidance
 from diffray.workers.features.image_inputs import ImageInputs
+from diffray.workers.features.logit_transforms import LogitTransforms
 from diffray.workers.features.measuring import Measuring
+from diffray.workers.features.pinned_slots import PinnedSlots
 from diffray.workers.features.rankings import Rankings
 from diffray.workers.features.renoising import Renoising
 from diffray.workers.features.soft import Soft
+from diffray.workers.features.structured import StructuredAnswers
 from diffray.workers.features.sub_blocks import SubBlocks
+from diffray.workers.features.zero_confidence import ZeroConfidence
 
 FEATURES: Final[tuple[type[Feature], ...]] = (
     ImageInputs,
@@ -24,7 +29,12 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     Renoising,
     Drafts,
     Guidance,
-    Rankings,
-    Credit,
+    LogitTransforms,
     Soft,
+    Credit,
+    StructuredAnswers,
+    Rankings,
+    ZeroConfidence,
+    PinnedSlots,
+    Distributions,
 )

@@ -6,16 +6,28 @@ position, Q rows.
 """
 
 import math
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 
+from diffray.components.block import Proposal
+from diffray.components.propose import Chosen
+from diffray.components.sequence import Sequence
 from diffray.workers.features.feature import Acceptance, Feature
 from diffray.workers.outcome import Outcome
 
 if TYPE_CHECKING:
-    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
+    from diffray.workers.head_plan import HeadPlan
+
+
+class Top(NamedTuple):
+    """The most probable ids of some positions, best first."""
+
+    cells_Q: Tensor  # flat index into [B, L]
+    ids_QK: Tensor
+    logprobs_QK: Tensor
 
 
 class Rankings(Feature):
@@ -23,11 +35,10 @@ class Rankings(Feature):
 
     fused = True
 
-    def __init__(self, plan: "BatchPlan", asking: list[int]) -> None:
-        self.sequences, self.asking = plan.sequences, asking
-
     def begin(self, rows: "BatchState") -> None:
-        sequences, length, device = rows.sequences, rows.length, rows.device
+        self.sequences = sequences = rows.sequences
+        self.asking = [b for b, s in enumerate(sequences) if self.uses(s)]
+        length, device = rows.length, rows.device
         most = max(s.params.top_logprobs for s in sequences)
         shape = (len(sequences), length, most)
         self.ids_BLK = torch.zeros(shape, dtype=torch.long, device=device)
@@ -37,16 +48,29 @@ class Rankings(Feature):
                 n, k = before[0].shape
                 self.ids_BLK[b, :n, :k], self.logprobs_BLK[b, :n, :k] = before
 
-    @classmethod
-    def of(cls, plan: "BatchPlan") -> Self | None:
-        asking = [b for b, s in enumerate(plan.sequences) if s.params.top_logprobs]
-        return cls(plan, asking) if asking else None
+    @staticmethod
+    def uses(sequence: Sequence) -> bool:
+        return sequence.params.top_logprobs > 0
+
+    def plan_head(self, head: "HeadPlan") -> None:
+        asking = head.blocks_of(self)
+        self.spans = tuple(each.span for each in asking)
+        self.most = max((each.sequence.params.top_logprobs for each in asking), default=0)
+
+    def needs_logits(self, head: "HeadPlan") -> bool:
+        return True
+
+    def measure(self, chosen: Chosen, proposal: Proposal) -> Proposal:
+        """Rank the ids; the mask token is not among them, as it is never proposed."""
+        values_QK, ids_QK = chosen.logits.top(self.spans, self.most)
+        every_R = chosen.rows.cells_R, chosen.logsumexp_R
+        cells_Q, logsumexp_Q = (torch.cat([x[part] for part in self.spans]) for x in every_R)
+        self.top = Top(cells_Q, ids_QK, values_QK - logsumexp_Q.unsqueeze(1))
+        return proposal
 
     def written(self, rows: "BatchState", step: Acceptance) -> None:
         """Store the rankings of the accepted positions."""
-        top = step.proposal.top
-        if top is None:
-            return
+        top = self.top
         accepted_Q1 = step.accepted_BL.flatten()[top.cells_Q].unsqueeze(1)
         for kept, new_QK in ((self.ids_BLK, top.ids_QK), (self.logprobs_BLK, top.logprobs_QK)):
             flat = kept.view(-1, kept.shape[2])[:, : new_QK.shape[1]]

@@ -4,28 +4,29 @@ Letters: B rows of a round, G of them that are renoised, L positions of the long
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from diffray.components.backend import send
-from diffray.components.block import Block
+from diffray.components.block import Block, Proposal
 from diffray.components.iterations import Renoise
+from diffray.components.propose import Chosen, spread
+from diffray.components.sequence import Sequence
 from diffray.kernels import noise
 from diffray.workers.features.feature import Acceptance, Feature
 
 if TYPE_CHECKING:
-    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
 
 
 class Renoising(Feature):
     """The rows' best tokens so far; `BatchState.steps_BL` says when each last changed."""
 
-    @classmethod
-    def of(cls, plan: "BatchPlan") -> Self | None:
-        return cls() if any(s.policy.iteration.renoises for s in plan.sequences) else None
+    @staticmethod
+    def uses(sequence: Sequence) -> bool:
+        return sequence.policy.iteration.renoises
 
     def begin(self, rows: "BatchState") -> None:
         self.slots = slots = rows.slots
@@ -46,13 +47,21 @@ class Renoising(Feature):
         self.cells_GL = (base_G.unsqueeze(1) + positions_GL).where(inside_GL, slots.trash)
         self.best_GL = slots.ids_SN.view(-1)[self.cells_GL]
 
+    waits = uses  # each step has its own temperature
+
+    def measure(self, chosen: Chosen, proposal: Proposal) -> Proposal:
+        """Keep the most probable tokens, whatever is drawn."""
+        ids_BL = spread(chosen.best_ids_R, chosen.rows.cells_R, chosen.block.ids_BL)
+        self.best = ids_BL, chosen.spread(chosen.best_R - chosen.logsumexp_R)
+        return proposal
+
     def accept(self, rows: "BatchState", step: Acceptance) -> None:
         """Show the next canvas; propose the best tokens, and accept them in rows that end."""
         proposal, block, accepted_BL = step.proposal, step.block, step.accepted_BL
-        assert proposal.measures is not None and proposal.best is not None
+        assert proposal.measures is not None
         rows_G, open_GL = self.rows_G, block.masked_BL[self.rows_G]
         step_G, length_G = block.step_B[rows_G], block.length_B[rows_G]
-        best_GL, logprob_GL = (part_BL[rows_G] for part_BL in proposal.best)
+        best_GL, logprob_GL = (part_BL[rows_G] for part_BL in self.best)
         first_G1 = (block.step_in_block_B[rows_G] == 0).unsqueeze(1)
         changed_GL = first_G1 | (best_GL != self.best_GL)
         since_GL = torch.where(changed_GL, step_G.unsqueeze(1), rows.steps_BL[rows_G])

@@ -6,7 +6,7 @@ rank's vocabulary.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -14,13 +14,24 @@ from torch import Tensor
 from diffray.components.backend import send
 from diffray.components.batch import Batch
 from diffray.components.logits import Logits
+from diffray.components.sequence import Sequence
+from diffray.workers.draws import joined, repeated
 from diffray.workers.features.feature import Feature, Head
 
 if TYPE_CHECKING:
     from diffray.workers.batch_plan import BatchPlan
-    from diffray.workers.request_rows import Softened
+    from diffray.workers.head_plan import BlockRows, HeadPlan
 
 _ROWS = 256  # whose probabilities over the vocabulary are in memory at a time
+
+
+class Softened(NamedTuple):
+    """The masks whose expected embeddings are stored, in the blocks and after them."""
+
+    rows_I: Tensor  # in the blocks: rows of the head, which computes them anyway
+    tokens_O: Tensor  # outside: index into the packed hidden states
+    cells_E: Tensor  # both: flat index into the slots
+    sequences_E: Tensor
 
 
 class Soft(Feature):
@@ -28,14 +39,16 @@ class Soft(Feature):
 
     replayed = False
 
+    @staticmethod
+    def uses(sequence: Sequence) -> bool:
+        return sequence.policy.iteration.soft
+
     @classmethod
     def of(cls, plan: "BatchPlan") -> Self | None:
-        if not any(s.policy.iteration.soft for s in plan.sequences):
-            return None
         for s in plan.sequences:
-            if s.policy.iteration.renoises and s.block.step == 0:
+            if s.policy.iteration.soft and s.policy.iteration.renoises and s.block.step == 0:
                 plan.slots.soft.enter(s.slot, *s.soft_span)
-        return cls()
+        return super().of(plan)
 
     def inputs(self, plan: "BatchPlan", x_TH: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
         if batch.masked_T1 is None:
@@ -43,11 +56,38 @@ class Soft(Feature):
         soft_TH = plan.slots.soft.read(batch.cells_T, x_TH)
         return plan.model.soften(x_TH, soft_TH, batch), batch
 
+    def plan_head(self, head: "HeadPlan") -> None:
+        """Collect the masks of the blocks, then those of the windows after them."""
+        inside, outside, tokens, numbers = [], [], [], []
+        soft = head.blocks_of(self)
+        for block in soft:
+            masked_N = block.sequence.block.masked[block.offsets_N]
+            inside.append(block.rows_N[masked_N])
+            tokens.append(_tokens(head, block, block.positions_N[masked_N]))
+            numbers.append((inside[-1], block.number))
+        for block in soft:
+            window = head.layout.windows[block.number]
+            start = block.sequence.block.stop
+            stop = min(window.stop, block.sequence.canvas.blocks_stop)
+            positions = torch.arange(start, max(stop, start))
+            tokens.append(_tokens(head, block, positions))
+            outside.append(tokens[-1] - block.sequence.spec.logit_shift)
+            numbers.append((positions, block.number))
+        for each in outside:
+            head.read(each)
+        self.masks = Softened(
+            joined(inside, head.device),
+            joined(outside, head.device),
+            head.layout.batch.cells_T[joined(tokens, head.device)],
+            repeated(numbers, torch.long, head.device),
+        )
+
+    def needs_logits(self, head: "HeadPlan") -> bool:
+        return True
+
     def read(self, plan: "BatchPlan", head: Head) -> None:
         """Store the expected embeddings at masked positions, weighted for this step."""
-        soft = head.plan.soft
-        if soft is None:
-            return
+        soft = self.masks
         weights = [
             s.policy.iteration.weight(s.steps_before + s.block.step + head.step)
             for s in plan.sequences
@@ -65,7 +105,7 @@ class Soft(Feature):
         plan.slots.soft.write(cells_E, active_E1, expected_EH * weight_B[row_E].unsqueeze(1))
 
     def _expectations(
-        self, plan: "BatchPlan", head: Head, soft: "Softened", warm_E: Tensor
+        self, plan: "BatchPlan", head: Head, soft: Softened, warm_E: Tensor
     ) -> Iterator[Tensor]:
         """Yield expected embeddings of some rows at a time, as there may be a whole canvas."""
         warm_I, warm_O = warm_E.split([len(soft.rows_I), len(soft.tokens_O)])
@@ -81,3 +121,9 @@ class Soft(Feature):
         logits = Logits(values_EV, plan.model.spec.vocab_start, plan.mesh)
         logits.values_RV.sub_(logits.logsumexp().unsqueeze(1)).exp_()
         return plan.model.expected_embedding(logits.values_RV)
+
+
+def _tokens(head: "HeadPlan", block: "BlockRows", positions: Tensor) -> Tensor:
+    """Return the packed tokens of some positions of a block's window."""
+    layout = head.layout
+    return layout.offsets[block.number] + positions - layout.windows[block.number].start

@@ -4,16 +4,16 @@ Letters: B rows, L positions of the longest block.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 
 from diffray.components.backend import send
 from diffray.components.block import Block
+from diffray.components.sequence import Sequence
 from diffray.workers.features.feature import Feature
 
 if TYPE_CHECKING:
-    from diffray.workers.batch_plan import BatchPlan
     from diffray.workers.batch_state import BatchState
 
 
@@ -25,10 +25,9 @@ class SubBlocks(Feature):
 
     fused = True
 
-    @classmethod
-    def of(cls, plan: "BatchPlan") -> Self | None:
-        used = any(s.policy.iteration.sub_block() for s in plan.sequences)
-        return cls() if used else None
+    @staticmethod
+    def uses(sequence: Sequence) -> bool:
+        return bool(sequence.policy.iteration.sub_block())
 
     def begin(self, rows: "BatchState") -> None:
         sizes = [row.sequence.policy.iteration.sub_block() for row in rows.rows]

@@ -1,7 +1,8 @@
-"""add-a-decoder.md and add-a-model.md, followed to the letter in a copy of the tree.
+"""The pages on how to extend the engine, followed to the letter in a copy of the tree.
 
 Each Python block is a new file, or the end of one that is there, and each diff changes one; the
-text before it names the file. Afterwards the tests that a change like this concerns pass.
+text before it names the file. Afterwards what uses the new parts runs, and the tests that a change
+like this concerns pass.
 """
 
 import os
@@ -22,22 +23,25 @@ ELSEWHERE = "from diffray import DiffusionLLM"  # a script or notebook that uses
 CONCERNED = [
     *("system/test_docs.py", "system/test_structure.py", "cli/test_configuration_page.py"),
     *("components/test_decoders.py", "components/test_model_configs.py"),
+    *("components/test_params.py", "workers/test_engine_options.py", "api/test_openapi.py"),
     *("workers/test_bounds.py", "workers/test_engine.py"),
 ]
 
 
-def follow(page: str, tree: Path) -> set[str]:
-    """Apply a page's steps to a tree; return the files that it changed."""
-    touched, file = set[str](), ""
+def follow(page: str, tree: Path) -> tuple[set[str], list[str]]:
+    """Apply a page's steps to a tree; return the files that it changed, and its scripts."""
+    touched, scripts, last, file = set[str](), list[str](), "", ""
     for before, language, block in BLOCK.findall((ROOT / "docs" / page).read_text()):
         file = (FILE.findall(before) or [file])[-1]
         if ELSEWHERE in block:
+            scripts.append(last + block)  # a notebook also has what was written last
             continue
         old = (tree / file).read_text() if (tree / file).exists() else ""
         new = f"{old}\n\n{block}".lstrip() if language == "python" else patched(old, block)
         (tree / file).write_text(new)
         touched.add(file)
-    return touched
+        last = block if language == "python" else ""
+    return touched, scripts
 
 
 def patched(text: str, diff: str) -> str:
@@ -63,6 +67,14 @@ def patched(text: str, diff: str) -> str:
             "add-a-model.md",
             {"components/models/small.py", "components/models/registry.py", "docs/models.md"},
         ),
+        (
+            "extend-the-engine.md",
+            {
+                "components/caches/doubling.py", "components/policy.py",
+                "components/transforms.py", "components/params.py",
+                "workers/features/at_most.py", "workers/features/order.py",
+            },
+        ),
     ],
 )  # fmt: skip
 def test_a_page_names_every_step(page: str, files: set[str], tmp_path: Path) -> None:
@@ -71,16 +83,18 @@ def test_a_page_names_every_step(page: str, files: set[str], tmp_path: Path) -> 
     here = [name for name in names.split("\0") if name and os.path.lexists(ROOT / name)]
     copy = ["cp", "--parents", "-P", "-t", str(tmp_path), *here]
     subprocess.run(copy, cwd=ROOT, check=True)
-    assert follow(page, tmp_path) == files
+    touched, scripts = follow(page, tmp_path)
+    assert touched == files
     tests = [f"tests/{name}" for name in CONCERNED]
     for command in (
-        ["tools.configuration_page"],
-        ["ruff", "check"],
-        ["ruff", "format", "--check"],
-        ["pytest", "-q", "-x", "-m", "not long", *tests],
+        *(["-c", script] for script in scripts),
+        ["-m", "tools.configuration_page"],
+        ["-m", "ruff", "check"],
+        ["-m", "ruff", "format", "--check"],
+        ["-m", "pytest", "-q", "-x", "-m", "not long", *tests],
     ):
         found = subprocess.run(
-            [sys.executable, "-m", *command],
+            [sys.executable, *command],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": str(tmp_path)},
             capture_output=True,

@@ -5,11 +5,9 @@ all ranks connect, and each loads its shard at its own pace. They wait for each 
 """
 
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -17,9 +15,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not stubbed
 
 Store: TypeAlias = TCPStore
-Sum: TypeAlias = Callable[[Tensor], Tensor]
 
-_ALIGNED = 16  # bytes that a thread of a one-shot sum reads at a time
 # Renamed after torch 2.11.
 _gather_into_one = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -52,41 +48,6 @@ def join_store(host: str, port: int, *, timeout: float) -> Store:
     return Store(host, port, wait_for_workers=False, timeout=timedelta(seconds=timeout))
 
 
-class OneShot(NamedTuple):
-    """A sum in which each rank reads the memory of all others, for tensors up to a size."""
-
-    sum: Sum
-    dtype: torch.dtype
-    most_bytes: int
-
-    def fits(self, x: Tensor) -> bool:
-        places = x.nbytes, x.storage_offset() * x.element_size()
-        aligned = not any(place % _ALIGNED for place in places)
-        return (
-            aligned and x.dtype == self.dtype and x.nbytes <= self.most_bytes and x.is_contiguous()
-        )
-
-
-def open_one_shot(mesh: "Mesh", dtype: torch.dtype, most_bytes: int) -> Sum:
-    """Return torch's one-shot sum, which writes to a new tensor; all ranks must call it.
-
-    Raises without symmetric memory, which needs NVLink between all GPUs.
-    """
-    from torch.distributed import _symmetric_memory as symm_mem
-
-    assert mesh.group is not None, "one rank has nothing to sum"
-    name = mesh.group.group_name
-    buffer = symm_mem.empty(most_bytes // dtype.itemsize, dtype=dtype, device=mesh.device)
-    symm_mem.rendezvous(buffer, mesh.group)
-
-    def add_up(x: Tensor) -> Tensor:
-        # One kernel copies, waits for the others, adds up in the order of the ranks, and waits.
-        place = buffer[: x.numel()].view(x.shape)
-        return torch.ops.symm_mem.one_shot_all_reduce_copy(place, x, "sum", name)  # type: ignore[no-any-return]
-
-    return add_up
-
-
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """A line of `size` tensor-parallel ranks.
@@ -102,7 +63,6 @@ class Mesh:
     group: dist.ProcessGroup | None = None
     device: torch.device | None = None  # the device of the group's tensors
     store: Store | None = None
-    one_shot: OneShot | None = None  # None: the group computes all sums
 
     @staticmethod
     def connect(
@@ -180,16 +140,8 @@ class Mesh:
         """Return a key that is new for each call and equal on all ranks."""
         return f"{name}/{store.add(f'{name}/{self.rank}/turn', 1)}"
 
-    def on_one_machine(self) -> bool:
-        """Return whether all ranks run on the same machine; all must call it."""
-        own = Path("/proc/sys/kernel/random/boot_id").read_text()
-        alike = self.share("machine", own) == own
-        return bool(self.smallest("on one machine", int(alike)))
-
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum of the ranks' `x`, which may be overwritten with it."""
-        if self.one_shot is not None and self.one_shot.fits(x):
-            return self.one_shot.sum(x)
         if self.group is not None:
             dist.all_reduce(x, group=self.group)
         return x

@@ -78,7 +78,7 @@ class EngineOptions(Config):
     bring_up: bool = Field(
         True,
         description="At the first start of a model on a GPU, check its kernels against torch's; "
-        "the outcome is kept on disk. Without it several ranks use no one-shot sums.",
+        "the outcome is kept on disk.",
     )
     enable_prefix_caching: bool | None = Field(
         None,

@@ -54,9 +54,8 @@ class Worker:
 
     def start(self, setup: RankSetup, host: str, port: int) -> "Limits":
         """Join the mesh and load this rank's shard; return engine limits for the API server."""
-        from diffray.components.backend import choose_device, choose_dtype, use_threads
+        from diffray.components.backend import choose_device, use_threads
         from diffray.components.mesh import Mesh, join_store
-        from diffray.workers.bring_up.one_shot import use_one_shot
         from diffray.workers.bring_up.start import bring_up
         from diffray.workers.setup import build_rank
 
@@ -76,9 +75,6 @@ class Worker:
                 expert_parallel=setup.expert_parallel,
             )
         findings = bring_up(model, options, self.mesh, say=self._say)
-        if self.size > 1 and device.type == "cuda" and options.bring_up:
-            dtype = choose_dtype(options.dtype, device)
-            self.mesh = use_one_shot(self.mesh, dtype, self._say)
         self.engine = build_rank(model, options, self.mesh, findings)
         limits: Limits = self.engine.limits
         return limits

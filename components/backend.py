@@ -241,12 +241,23 @@ def use_threads(count: int | None = None) -> None:
 
 
 def threads_for(weights: int) -> int:
-    """Return how many threads to begin with for a model with this many weights.
+    """Return how many threads compute a model with this many weights on a CPU, if they are free.
 
     With more threads, each operation is so short that they wait for each other longer than they
     work, and much longer if other processes use the cores.
     """
     return max(weights // _WEIGHTS_PER_THREAD, 1)
+
+
+@contextmanager
+def with_threads(count: int | None) -> Iterator[None]:
+    """Compute with this many threads, or with as many as before."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(count or before)  # takes half a microsecond
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def overhead_positions(device: torch.device, weights: int) -> int:

@@ -4,7 +4,6 @@ Letters: B sequences that denoise, T packed tokens, R rows of the head, H hidden
 """
 
 from collections.abc import Sequence as Items
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -30,7 +29,6 @@ from diffray.workers.head_plan import HeadPlan, plan_head
 from diffray.workers.layout import Layout, Span, spans_of
 from diffray.workers.outcome import Outcome
 from diffray.workers.slots import Slots
-from diffray.workers.threads import Threads
 
 
 class BatchPlan:
@@ -48,9 +46,7 @@ class BatchPlan:
         mesh: Mesh,
         copies: CopyPool,
         graphs: Graphs | None = None,
-        threads: Threads | None = None,
     ) -> None:
-        self.threads = threads
         self.sequences, self.copies = sequences, copies
         self.rows = rows_of(sequences)
         self.model, self.kv, self.slots, self.mesh = model, kv, slots, mesh
@@ -73,17 +69,14 @@ class BatchPlan:
             self._head = None  # fewer positions are masked now, or more are needed
         self.first_only = first_only
         self._place(step, chunks)
-        with self._threads():
-            hidden_TH = self._hidden()
-            # The device has only started on that; the host plans the rest meanwhile.
-            if not self.sequences:
-                return
-            if self._blocks is None:
-                self._blocks = BatchState(
-                    self.sequences, self.slots, self.features, self.kv.kernels
-                )
-            block = self._blocks.now(step, first_only)
-            self._choose(hidden_TH, self._blocks, block, step)
+        hidden_TH = self._hidden()
+        # The device has only started on that; the host plans the rest meanwhile.
+        if not self.sequences:
+            return
+        if self._blocks is None:
+            self._blocks = BatchState(self.sequences, self.slots, self.features, self.kv.kernels)
+        block = self._blocks.now(step, first_only)
+        self._choose(hidden_TH, self._blocks, block, step)
         for sequence, only in zip(self.sequences, first_only, strict=False):
             for copy in sequence.copies:
                 copy.ready = not only  # one position alone does not show what would follow
@@ -97,11 +90,6 @@ class BatchPlan:
         """Save what unfinished blocks need under the next plan."""
         if self._blocks is not None:
             self._blocks.keep()
-
-    def _threads(self) -> AbstractContextManager[None]:
-        if self.threads is None:
-            return nullcontext()
-        return self.threads.forward(len(self.layout.batch.cells_T))
 
     def _hidden(self) -> Tensor:
         """Run the model on the windows of the canvases, or replay a recording of that."""

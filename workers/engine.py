@@ -10,6 +10,7 @@ from collections.abc import Sequence as Items
 
 import torch
 
+from diffray.components.backend import with_threads
 from diffray.components.kv_pool import KVPool
 from diffray.components.mesh import Mesh
 from diffray.components.model import Model
@@ -30,7 +31,6 @@ from diffray.workers.prefix_memory import prefix_stats
 from diffray.workers.report import merge, report
 from diffray.workers.slots import Slots
 from diffray.workers.stats import Stats
-from diffray.workers.threads import Threads
 
 
 class Engine:
@@ -46,7 +46,7 @@ class Engine:
         mesh: Mesh | None = None,
         chunk: int = 512,
         graphs: Graphs | None = None,
-        threads: Threads | None = None,
+        threads: int | None = None,
         draft_overhead: int = 256,
         changes: Changes | None = None,
     ) -> None:
@@ -134,7 +134,8 @@ class Engine:
         before, end, found = -1, self.forwards + steps, self._unreported
         while before < self.forwards < end:
             before = self.forwards
-            updates = self._run_ahead(end - before)
+            with with_threads(self.threads):
+                updates = self._run_ahead(end - before)
             for update in updates:
                 merge(found, update)
             if any(update.finish_reason or update.canvas is not None for update in updates):
@@ -234,7 +235,7 @@ class Engine:
             self._drop_plan()
             self._batch_plan = BatchPlan(
                 denoising, self.model, self.kv, self.slots, self.mesh, self.copies,
-                self.graphs, self.threads,
+                self.graphs,
             )  # fmt: skip
         return self._batch_plan
 

@@ -153,7 +153,8 @@ class EngineOptions(Config):
     cpu_threads: int | None = Field(
         None,
         ge=1,
-        description="Threads per rank on CPU; default: the fastest number up to OMP_NUM_THREADS.",
+        description="Threads per rank on CPU; default: one per 8 million weights, up to "
+        "OMP_NUM_THREADS.",
     )
 
     if TYPE_CHECKING:  # other names of dtypes and sizes with a unit are accepted too

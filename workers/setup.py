@@ -35,7 +35,6 @@ from diffray.workers.graphs import Graphs, buckets_for, memory_for
 from diffray.workers.prefix_memory import host_pages_for, settle_host
 from diffray.workers.sleeper import Sleeper
 from diffray.workers.slots import Slots
-from diffray.workers.threads import Threads
 
 _SHARE_FOR_KV = 0.5  # of the memory that is free once the weights are loaded
 # Inputs of soft requests take at most this share of the K/V memory's size, in addition to it. Half
@@ -166,7 +165,10 @@ def engine_of(
         wrong = graphs.wrong()
         if not mesh.smallest("replays", int(not wrong)):
             raise RuntimeError(f"CUDA graphs: {wrong or 'another rank refuses them'}; {hint}")
-    weights = loaded.num_weights
+    weights, threads = loaded.num_weights, None
+    if loaded.device.type == "cpu" and setup.cpu_threads is None:
+        # Ranks must split sums alike.
+        threads = mesh.smallest("threads", min(threads_for(weights), torch.get_num_threads()))
     overhead = mesh.smallest("draft_overhead", overhead_positions(loaded.device, weights))
     return Engine(
         loaded,
@@ -176,22 +178,9 @@ def engine_of(
         mesh=mesh,
         chunk=setup.chunk,
         graphs=graphs,
-        threads=None if setup.cpu_threads is not None else _threads(loaded, mesh),
+        threads=threads,
         draft_overhead=overhead if setup.draft_overhead is None else setup.draft_overhead,
     )
-
-
-def _threads(model: Denoiser, mesh: Mesh) -> Threads | None:
-    """Return what chooses the number of threads, or set it: all ranks must round sums alike."""
-    if model.device.type != "cpu":
-        return None
-    most = torch.get_num_threads()
-    start = mesh.smallest("threads", min(threads_for(model.num_weights), most))
-    if mesh.size > 1:
-        use_threads(start)
-    if mesh.size > 1 or most == 1:
-        return None
-    return Threads(start, most, overhead_positions(model.device, model.num_weights))
 
 
 def _pool(model: Denoiser, setup: EngineOptions, num_pages: int) -> KVPool:

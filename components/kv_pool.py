@@ -199,12 +199,6 @@ class KVPool:
         prefixes.now = max(prefixes.now, now)
         self.free(prefixes.forget(prefixes.now - prefixes.ttl))
 
-    def use_no_host(self) -> None:
-        """Free the host's pages, and use none from now on."""
-        self.prefixes.use_no_host()
-        self.host.num_pages = 0
-        self.host.give_back()
-
     def copy(self, pages: Items[int], onto: Items[int]) -> None:
         """Copy the contents of pages onto others, in place."""
         moved_2P = send(torch.tensor([pages, onto]), self.device)

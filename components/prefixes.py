@@ -210,11 +210,6 @@ class Prefixes:
             free += self._cut(node)
         return free
 
-    def use_no_host(self) -> None:
-        """Keep nothing on the host from now on; nothing is there yet."""
-        assert not self.away, "prefixes on the host"
-        self._host_pages, self.free_host = 0, []
-
     def _room_on_host(self, num_pages: int) -> list[int]:
         """Take host pages, dropping nodes there if needed; return none if there are too few."""
         if num_pages > self._host_pages:

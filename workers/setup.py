@@ -32,7 +32,7 @@ from diffray.workers.changes import Changes
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Graphs, buckets_for, memory_for
-from diffray.workers.prefix_memory import host_pages_for, settle_host
+from diffray.workers.prefix_memory import host_pages_for
 from diffray.workers.sleeper import Sleeper
 from diffray.workers.slots import Slots
 
@@ -151,7 +151,6 @@ def engine_of(
     # This is not a collective: other ranks may still be loading.
     pages = mesh.smallest("K/V pages", _num_pages(loaded, setup, length, mesh, reserved))
     kv, graphs = _pool(loaded, setup, pages), None
-    settle_host(kv, loaded, mesh, min(setup.chunk, length))
     row = spec.hidden_size * loaded.dtype.itemsize
     rows = int(kv.nbytes * _SHARE_FOR_SOFT / 2 / row)
     slots.soft.most_rows = max(rows, length)

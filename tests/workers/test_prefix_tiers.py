@@ -1,6 +1,5 @@
 """Prefixes that leave the device come back from the host, and nobody's tokens change for it."""
 
-import logging
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,17 +11,16 @@ from diffray.cluster.api.metrics import Metrics
 from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.scheduler import Scheduler
-from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
 from diffray.workers.admission import CheckedRequest, check_request
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request, Round
-from diffray.workers.prefix_memory import host_pages_for, settle_host
+from diffray.workers.prefix_memory import host_pages_for
 from tests.helpers import sharing
 from tests.helpers.paths import GOLDEN
 from tests.helpers.sharing import BLOCK
-from tests.helpers.toy import CountingModel, ScriptedModel, ToyModel, certain, prompt_of, toy_engine
+from tests.helpers.toy import CountingModel, prompt_of, toy_engine
 
 PAGE = 8
 NUM_PAGES = 1 + 20  # a request takes 14; six blocks of it, 12 pages, stay
@@ -153,19 +151,6 @@ def test_metrics_tell_of_both_tiers() -> None:
     assert found["external_prefix_cache_hits_total", None] == kept.host_hits > 0
     assert found["kv_offload_store_bytes_total", None] == kept.stored_bytes > 0
     assert found["kv_offload_load_bytes_total", None] == kept.loaded_bytes > 0
-
-
-def test_the_host_is_used_only_where_copying_is_faster(caplog: pytest.LogCaptureFixture) -> None:
-    model = ScriptedModel(certain({}), block_causal=True)  # runs nothing
-    used = {}
-    for each in (model, ToyModel(block_causal=True)):
-        kv = toy_engine(each, host_pages=64).kv
-        with caplog.at_level(logging.WARNING):
-            settle_host(kv, each, Mesh(), 512)
-        used[type(each)] = kv.host.num_pages
-        assert kv.host.stored_bytes == 0
-    assert used == {ScriptedModel: 0, ToyModel: 64}
-    assert [each.message[:23] for each in caplog.records] == ["swap_space is not used:"]
 
 
 def test_a_checkpoint_gives_equal_tokens_with_and_without_the_host() -> None:

@@ -19,7 +19,7 @@ from diffray.workers.features.distributions import measures_of
 from diffray.workers.features.zero_confidence import confidence_without
 from diffray.workers.head_plan import HeadPlan, plan_head
 from diffray.workers.messages import Request
-from tests.components.test_propose import (
+from tests.helpers.head_rows import (
     CELLS,
     LENGTH,
     MASK,

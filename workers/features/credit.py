@@ -53,7 +53,7 @@ class Credit(Feature):
         return kernels.reward(found, *about, self.mask_token_id)
 
     def read(self, plan: "BatchPlan", head: Head) -> None:
-        add_credit(head.logits, self.credits, head.rows.rows, head.block)
+        add_credit(head.logits, self.credits, head.plan.rows, head.block)
 
     def keep(self, rows: "BatchState") -> None:
         for b, sequence in enumerate(rows.sequences):

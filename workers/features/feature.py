@@ -80,14 +80,18 @@ class Head(NamedTuple):
 
     hidden_TH: Tensor  # of all tokens
     logits: Logits
-    rows: "HeadPlan"
+    plan: "HeadPlan"
     block: Block
     done_B: Tensor  # rows that were done before
     step: int  # of the round
 
 
 class Feature:
-    """The rows of a batch that use a feature; each hook's default does nothing."""
+    """The rows of a batch that use a feature; each hook's default does nothing.
+
+    Hooks are listed in about the order of a step. It calls `asks` and `adjust` if no logits are
+    stored, otherwise `read`, `choose` and `measure`.
+    """
 
     fused: ClassVar[bool] = False  # whether one kernel may end a step with these rows
     replayed: ClassVar[bool] = True  # whether recorded steps compute what it needs
@@ -102,17 +106,14 @@ class Feature:
         """Return the feature for a plan's sequences; None if none uses it."""
         return cls() if any(map(cls.uses, plan.sequences)) else None
 
-    def inputs(self, plan: "BatchPlan", x_TH: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
-        """Change what the model reads."""
-        return x_TH, batch
-
     @staticmethod
     def waits(sequence: Sequence) -> bool:
         """Return whether the host must see a step's result before the next step."""
         return False
 
-    def begin(self, rows: "BatchState") -> None:
-        """Make tensors for the rows, whose canvases have not been read yet."""
+    def inputs(self, plan: "BatchPlan", x_TH: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
+        """Change what the model reads."""
+        return x_TH, batch
 
     def plan_head(self, head: "HeadPlan") -> None:
         """Plan what is done with the head's rows."""
@@ -120,6 +121,13 @@ class Feature:
     def needs_logits(self, head: "HeadPlan") -> bool:
         """Return whether the logits of the planned rows must be stored."""
         return False
+
+    def begin(self, rows: "BatchState") -> None:
+        """Make tensors for the rows, whose canvases have not been read yet."""
+
+    def show(self, rows: "BatchState", block: Block) -> Block:
+        """Change what decoders see."""
+        return block
 
     def asks(self, rows: Rows) -> Tensor | None:
         """Return ids for each row of the head whose logits are needed, where none are stored."""
@@ -138,10 +146,6 @@ class Feature:
     def measure(self, chosen: Chosen, proposal: Proposal) -> Proposal:
         """Add to the proposal what the logits say."""
         return proposal
-
-    def show(self, rows: "BatchState", block: Block) -> Block:
-        """Change what decoders see."""
-        return block
 
     def propose(self, rows: "BatchState", step: Acceptance) -> None:
         """Change proposals before decoders see them."""

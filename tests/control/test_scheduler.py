@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fairness import arrivals, simulate
 from diffray.cluster.control.driver import Driver
 from diffray.cluster.control.engine_client import Overloaded, Poisonous
 from diffray.cluster.control.engine_config import EngineConfig
@@ -20,6 +19,7 @@ from diffray.workers.messages import Footprint, Reply, Round, Update
 from diffray.workers.stats import Stats
 from tests.helpers.fake_ranks import FakeRanks, Lost, asked, ids_of
 from tests.helpers.living import living
+from tests.helpers.simulated_engine import arrivals, simulate
 
 ONE = Footprint(1)
 
@@ -185,7 +185,7 @@ def test_short_requests_hardly_wait_whatever_the_context(
     coming = arrivals(steps=800, gap=20, longs=longs, tokens=tokens, seed=7)
 
     def times(time_slice: int) -> tuple[list[int], int]:
-        ended, _ = simulate(coming, slots=16, pages=16_384, rate=rate, time_slice=time_slice)
+        ended = simulate(coming, slots=16, pages=16_384, rate=rate, time_slice=time_slice)
         waits = [ended[each.uid] - each.at - each.tokens // rate for each in coming[longs:]]
         return sorted(waits), max(ended.values())
 

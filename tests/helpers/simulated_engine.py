@@ -1,22 +1,17 @@
-"""How long short requests wait beside long ones: the real scheduler over a simulated engine.
+"""The real scheduler over a simulated engine: in which step each request ends.
 
-    python -m benchmarks.fairness --time-slice 64
-
-Time is counted in denoising steps. The engine writes `--rate` tokens of each sequence per step,
+Time is counted in denoising steps. The engine writes `rate` tokens of each sequence per step,
 prefills long prompts in chunks beside them, and takes pages as answers grow. When pages run out, it
 preempts the latest sequence, which repeats its current block later. Short requests arrive at
 random, the same ones in every run.
 """
 
-import argparse
 import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import mean
 from typing import Any
 
-from diffray.cluster.cli.bench import percentile
 from diffray.cluster.control.scheduler import Scheduler
 from diffray.workers.messages import Footprint, Reply, Round, Update, WireRequest
 from diffray.workers.stats import Stats
@@ -110,8 +105,8 @@ def arrivals(steps: int, gap: float, longs: int, tokens: int, seed: int) -> list
 
 def simulate(
     coming: Iterable[Arrival], slots: int, pages: int, rate: float, time_slice: int
-) -> tuple[dict[int, int], int]:
-    """Return the step in which each request ended, and the number of preemptions."""
+) -> dict[int, int]:
+    """Return the step in which each request ended."""
     scheduler = Scheduler(slots, pages, max_waiting=100_000, time_slice=time_slice)
     engine, queue = Engine(pages, rate), deque(coming)
     ended: dict[int, int] = {}
@@ -127,30 +122,4 @@ def simulate(
             for event in scheduler.settle(engine.step(order)):
                 if event.ends:
                     ended[event.uid] = step
-    return ended, scheduler.preemptions
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--slots", type=int, default=16)
-    parser.add_argument("--pages", type=int, default=16_384)
-    parser.add_argument("--rate", type=float, default=2.0, help="tokens a step of each sequence")
-    parser.add_argument("--long", type=int, default=16, help="long requests at the start")
-    parser.add_argument("--tokens", type=int, default=30_000, help="of each long request")
-    parser.add_argument("--gap", type=float, default=20.0, help="steps between short requests")
-    parser.add_argument("--steps", type=int, default=40_000)
-    parser.add_argument("--time-slice", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=7)
-    args = parser.parse_args()
-    coming = arrivals(args.steps, args.gap, args.long, args.tokens, args.seed)
-    ended, preemptions = simulate(coming, args.slots, args.pages, args.rate, args.time_slice)
-    for name, some in (("short", coming[args.long :]), ("long", coming[: args.long])):
-        if took := [ended[each.uid] - each.at for each in some]:
-            p50, p95 = percentile(took, 50), percentile(took, 95)
-            found = f"p50 {p50:.0f}, p95 {p95:.0f}, most {max(took)}, mean {mean(took):.0f}"
-            print(f"{name:>5}: {len(took)} requests, steps {found}")
-    print(f"{preemptions} preemptions; {max(ended.values())} steps in all")
-
-
-if __name__ == "__main__":
-    main()
+    return ended

@@ -3,16 +3,14 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import httpx2
 
-from examples.train_demo.tasks import held_out_items
-
 Json = dict[str, Any]
 T = TypeVar("T")
+Send: TypeAlias = Callable[[httpx2.AsyncClient, Json], Coroutine[Any, Any, T]]
 CHAT = "/v1/chat/completions"
 TIMEOUT_S = 600.0
 
@@ -24,25 +22,6 @@ class Reply(NamedTuple):
     headers_s: float
     chunks_s: list[float]
     end_s: float
-
-
-def chats(number: int, max_tokens: int) -> list[Json]:
-    """Return requests that the demo models can answer; all answers have `max_tokens` tokens."""
-    return [
-        {
-            "messages": [{"role": "user", "content": item.question}],
-            "max_tokens": max_tokens,
-            "ignore_eos": True,
-        }
-        for item in held_out_items(number, seed=7)
-    ]
-
-
-@asynccontextmanager
-async def client(url: str) -> AsyncIterator[httpx2.AsyncClient]:
-    limits = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as opened:
-        yield opened
 
 
 async def chat(http: httpx2.AsyncClient, body: Json) -> Json:
@@ -75,14 +54,18 @@ async def streamed(http: httpx2.AsyncClient, body: Json) -> Reply:
     return Reply(text, headers, chunks, time.perf_counter() - begin)
 
 
-async def all_of(
-    bodies: list[Json], at_once: int, send: Callable[[Json], Coroutine[Any, Any, T]]
-) -> list[T]:
-    """Return the answers to all bodies, with up to `at_once` requests in flight."""
-    gate = asyncio.Semaphore(at_once)
+def answers(url: str, bodies: list[Json], at_once: int, send: Send[T]) -> list[T]:
+    """Return what `send` makes of all bodies, with up to `at_once` requests in flight."""
 
-    async def one(body: Json) -> T:
-        async with gate:
-            return await send(body)
+    async def every() -> list[T]:
+        gate = asyncio.Semaphore(at_once)
+        limits = httpx2.Limits(max_connections=None)
+        async with httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as http:
 
-    return list(await asyncio.gather(*(one(body) for body in bodies)))
+            async def one(body: Json) -> T:
+                async with gate:
+                    return await send(http, body)
+
+            return list(await asyncio.gather(*map(one, bodies)))
+
+    return asyncio.run(every())

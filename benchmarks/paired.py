@@ -10,15 +10,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:  # torch takes seconds to import, and some comparisons run without it
     from diffray import DiffusionLLM, SamplingParams
 
 T = TypeVar("T")
+# What a column makes of a contender's turns and the first contender's.
+Columns: TypeAlias = Sequence[tuple[str, Callable[[Sequence[T], Sequence[T]], object]]]
 
 
 class Answers(NamedTuple):
@@ -168,6 +171,32 @@ def equal_tokens(mine: Sequence[Turn], other: Sequence[Turn]) -> str:
     rows = zip(mine[-1].rows, other[-1].rows, strict=True)
     same = sum(a == b for row, theirs in rows for a, b in zip(row, theirs, strict=False))
     return f"{same}/{mine[-1].tokens}"
+
+
+def table(first: str, found: Mapping[str, Sequence[T]], columns: Columns[T]) -> str:
+    """Return a row for each contender; the first one's turns are what it is compared with."""
+    base = next(iter(found.values()))
+    rows = [row(name, *(cell(turns, base) for _, cell in columns)) for name, turns in found.items()]
+    return "\n".join([head(first, *(name for name, _ in columns)), *rows])
+
+
+def figures(names: Iterable[str]) -> Columns[Mapping[str, float]]:
+    """Return two columns for each number of a turn: its median, and its ratio to the first's."""
+
+    def read(name: str, turns: Sequence[Mapping[str, float]]) -> list[float]:
+        return [turn[name] for turn in turns]
+
+    def middle(name: str, turns: Sequence[Mapping[str, float]], _: object) -> str:
+        found = median(read(name, turns))
+        return f"{found:.0f}" if found >= 100 else f"{found:.3g}"
+
+    def to_first(
+        name: str, turns: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]]
+    ) -> str:
+        return ratio(read(name, turns), read(name, base))
+
+    pairs = [((name, partial(middle, name)), ("ratio", partial(to_first, name))) for name in names]
+    return [column for pair in pairs for column in pair]
 
 
 def row(*cells: object) -> str:

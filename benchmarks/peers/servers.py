@@ -5,7 +5,6 @@ built in. Every ordinary id is a word of its own, so that an answer's text shows
 """
 
 import argparse
-import asyncio
 import json
 import os
 import random
@@ -15,7 +14,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,15 +121,11 @@ def sender(
     body = {"model": server.model, "max_tokens": length, "temperature": 0.0} | more
     bodies = [body | {"messages": [{"role": "user", "content": text}]} for text in texts]
 
-    async def send() -> list[load.Reply]:
-        async with load.client(server.url) as http:
-            return await load.all_of(bodies, at_once, partial(load.streamed, http))
-
     def take(_: int) -> paired.Turn:
         with server.awake():
             begin = time.perf_counter()
             try:
-                replies = asyncio.run(send())
+                replies = load.answers(server.url, bodies, at_once, load.streamed)
             except (ValueError, httpx2.HTTPError) as error:
                 raise ValueError(f"{name} does not answer: {error}") from None
             seconds = time.perf_counter() - begin

@@ -1,6 +1,5 @@
 """The comparison with peers, without the peers: its runner, requests, counts and refusals."""
 
-import asyncio
 import json
 import sys
 from functools import partial
@@ -142,11 +141,6 @@ def test_a_program_answers_a_line_with_a_line_until_it_ends() -> None:
             send("more")
 
 
-async def replies(url: str, bodies: list[load.Json], at_once: int) -> list[load.Reply]:
-    async with load.client(url) as http:
-        return await load.all_of(bodies, at_once, partial(load.streamed, http))
-
-
 def chunk(text: str) -> load.Json:
     return {"choices": [{"delta": {"content": text}}]}
 
@@ -157,7 +151,7 @@ def test_a_streams_chunks_with_text_are_timed() -> None:
         return Answer(chunks=iter([*chunks, "[DONE]"]))
 
     with fake_endpoint(stream) as endpoint:
-        (reply,) = asyncio.run(replies(endpoint.url, [{"model": "m"}], 1))
+        (reply,) = load.answers(endpoint.url, [{"model": "m"}], 1, load.streamed)
         assert endpoint.asked[0].body == {"model": "m", "stream": True}
     assert (reply.text, len(reply.chunks_s)) == ("a b c", 2)
     assert 0 < reply.headers_s < reply.chunks_s[0] <= reply.chunks_s[1] <= reply.end_s
@@ -173,4 +167,4 @@ def test_a_streams_chunks_with_text_are_timed() -> None:
 )
 def test_an_incomplete_answer_is_refused(answer: Answer, message: str) -> None:
     with fake_endpoint(lambda _: answer) as endpoint, pytest.raises(ValueError, match=message):
-        asyncio.run(replies(endpoint.url, [{}], 1))
+        load.answers(endpoint.url, [{}], 1, load.streamed)

@@ -38,6 +38,7 @@ BATCH: Final = f"{MOE} --rows 8 32 {SIZE}"
 FOREIGN: Final = ".yardstick"  # with another project's kernels, outside this repository
 ALL: Final = "--weights bfloat16 int8 float8 float8_rows"
 KINDS: Final = "--cache dual vicinity --decoder fixed credit"
+INSIDE: Final = "--rate 1 --prompt 960 --tokens 64"  # a block, one token and step a round
 ENGINE_NEEDS: Final = "pydantic", "safetensors", "tqdm"
 _LAST_WORDS_S: Final = 15.0
 
@@ -64,7 +65,7 @@ RUNS: Final = (
     Run("generate_batch", "generate", f"{MOE} --rate 3.87 --rows 32", 65),
     Run("step_models", "step_time", f"--shape llada-8b llada2-mini --rows 1 8 {SIZE}", 60),
     # Thirty.
-    Run("engine", "step_time", f"{ONE} --part step engine {KINDS}", 90),
+    Run("engine", "generate", f"{MOE} {INSIDE} {KINDS}", 90),
     Run("kernels_batch", "step_time", f"{BATCH} {TABLE}", 60),
     Run("generate_credit", "generate", f"{MOE} --rate 3.87 {KINDS}", 180),
     Run("generate_vicinity", "generate", f"{MOE} --rows 32 --cache vicinity --rate 3.87", 120),

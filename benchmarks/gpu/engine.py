@@ -4,7 +4,8 @@ It needs what the engine needs: pydantic, safetensors and tqdm.
 """
 
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,11 +25,14 @@ from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
 from diffray.components.sequence import Sequence
 from diffray.kernels.rules import Rule
+from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.graphs import Bucket, Recorded
 from diffray.workers.messages import Request
 from diffray.workers.setup import engine_of
+
+HOST_PARTS = "before", "beside", "after"
 
 
 class ScriptedCredit(Credit):
@@ -86,6 +90,43 @@ def run_to_the_end(
         begin = time.perf_counter()
         engine.step(steps)
         yield time.perf_counter() - begin
+
+
+@contextmanager
+def host_seconds() -> Iterator[dict[str, float]]:
+    """Yield the CPU seconds of this thread in each part of the rounds in the `with` block.
+
+    *Before* a forward the engine admits, plans and lays out windows. *Beside* it are the choice of
+    tokens and the canvases, which a GPU receives while it still runs the forward. *After* it the
+    outcome has arrived and becomes updates. Before and after, a GPU is idle. The engine has no code
+    for this: the methods at which parts start and end are wrapped.
+    """
+    seconds: dict[str, float] = defaultdict(float)
+    part, since = "", 0.0
+
+    def enter(following: str) -> None:
+        nonlocal part, since
+        now = time.thread_time()
+        seconds[part] += now - since
+        part, since = following, now
+
+    def timed(method: Callable[..., Any], during: str, then: str) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            enter(during)
+            try:
+                return method(*args, **options)
+            finally:
+                enter(then)
+
+        return call
+
+    with (
+        patch.object(Engine, "step", timed(Engine.step, "before", "")),
+        patch.object(BatchPlan, "_hidden", timed(BatchPlan._hidden, "forward", "beside")),
+        patch.object(Denoiser, "confidence", timed(Denoiser.confidence, "forward", "beside")),
+        patch.object(BatchPlan, "outcomes", timed(BatchPlan.outcomes, "beside", "after")),
+    ):
+        yield seconds
 
 
 @contextmanager

@@ -3,12 +3,14 @@
     python -m benchmarks.gpu.generate
     python -m benchmarks.gpu.generate --shape llada-moe-7b-a1b --rows 1 8 32 --out generate.json
     python -m benchmarks.gpu.generate --shape llada-moe-7b-a1b --cache dual vicinity
+    python -m benchmarks.gpu.generate --rate 1 --prompt 960 --tokens 64  # inside a block
     python -m benchmarks.gpu.generate --device cpu --shape toy-moe --tokens 32 --block 8
 
 Weights are random, so the tokens mean nothing; how many become final in a step is scripted: 3.87
 and 5.67 tokens per forward are what dInfer reports for LLaDA-MoE without and with trajectory
 distillation. Everything else is as in serving, and the prompt's time counts. Tokens per second are
-of all rows; forwards are the model's.
+of all rows; forwards are the model's. `host_ms` has the host's part of a round, which is the same
+for a model of any size, so a toy on a CPU shows it too. There a function call stands for a graph.
 """
 
 import argparse
@@ -19,7 +21,15 @@ from itertools import product
 
 import torch
 
-from benchmarks.gpu.engine import experts_met, random_engine, replays, run_to_the_end, scripted
+from benchmarks.gpu.engine import (
+    HOST_PARTS,
+    experts_met,
+    host_seconds,
+    random_engine,
+    replays,
+    run_to_the_end,
+    scripted,
+)
 from benchmarks.gpu.floor import Text
 from benchmarks.gpu.measure import ceilings
 from benchmarks.gpu.program import CACHES, Row, arguments, run
@@ -27,6 +37,7 @@ from benchmarks.gpu.random_model import WEIGHTS, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES
 from diffray.kernels.choose import OPTIONS, choose_kernels
 from diffray.workers.engine import Engine
+from diffray.workers.graphs import Graphs, buckets_for, run_again
 from diffray.workers.messages import Request
 
 
@@ -77,6 +88,9 @@ def timed(row: Row, args: argparse.Namespace) -> Row:
     how = device, kernels, args.dtype, row["weights"]
     model = random_model(shape, length, rows * length, *how)
     engine = random_engine(model, max_num_seqs=rows, graph_block_length=args.block, **graphs)
+    if args.device == "cpu" and not args.no_graphs:
+        buckets = buckets_for(rows, args.block)
+        engine.graphs = Graphs(engine.model, engine.kv, engine.slots, buckets, run_again)
     steps = round(args.tokens / row["rate"])
     script = shape, args.prompt, args.tokens, steps, args.block, row["cache"]
     requests = [scripted(uid, *script) for uid in range(rows)]
@@ -103,7 +117,7 @@ def timed(row: Row, args: argparse.Namespace) -> Row:
 
 def _run(engine: Engine, requests: list[Request], steps: int, decoder: str) -> Row:
     forwards, tokens, begin = engine.forwards, engine.tokens, time.perf_counter()
-    with replays() as replayed:
+    with replays() as replayed, host_seconds() as host:
         rounds = sorted(run_to_the_end(engine, requests, steps, decoder))
     return {
         "seconds": time.perf_counter() - begin,
@@ -111,17 +125,20 @@ def _run(engine: Engine, requests: list[Request], steps: int, decoder: str) -> R
         "forwards": engine.forwards - forwards,
         "replays": len(replayed),
         "median_round_ms": rounds[len(rounds) // 2] * 1e3,
+        "host_ms": {part: host[part] / len(rounds) * 1e3 for part in HOST_PARTS},
     }
 
 
 def _line(row: Row) -> str:
     experts = f", {row['distinct_experts']:.1f} experts" if "distinct_experts" in row else ""
     share = f" ({row['share_of_floor']:.0%} of the floor's)" if "floor_s" in row else ""
+    before, beside, after = row["host_ms"].values()
     return (
         f"{row['tokens_per_s']:8.0f} tokens/s{share},"
         f" {row['replays']} of {row['forwards']} forwards replayed,"
         f" {row['tokens_per_forward']:5.2f} tokens per forward, {row['forwards_per_s']:6.1f}"
-        f" forwards/s, {row['median_round_ms']:.2f} ms a round{experts}"
+        f" forwards/s, {row['median_round_ms']:.2f} ms a round{experts}; the host's part"
+        f" {before + after:.2f} while the device is idle, {beside:.2f} beside it"
     )
 
 

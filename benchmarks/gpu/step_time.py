@@ -2,12 +2,12 @@
 
     python -m benchmarks.gpu.step_time
     python -m benchmarks.gpu.step_time --shape llada-moe-7b-a1b --rows 1 --window 64 --context 1024
-    python -m benchmarks.gpu.step_time --part step kernels engine --cache dual vicinity
+    python -m benchmarks.gpu.step_time --part step kernels
 
 The step runs from token ids to a choice for every position of the windows, with random weights, in
 a CUDA graph and without; nothing is planned or accepted, so that all shapes are static. The part
-`kernels` lists every kernel of one replay. The part `engine` adds what the step leaves out: rounds
-of one step of the serving engine, inside a block. `floor.py` says what the floor is.
+`kernels` lists every kernel of one replay. `floor.py` says what the floor is. What the step leaves
+out, `generate` measures: rounds of the serving engine.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.gpu import floor
 from benchmarks.gpu.cases import PAGE_SIZE, last_windows
 from benchmarks.gpu.measure import ceilings, graphed, kernel_table, median_s
-from benchmarks.gpu.program import CACHES, Row, arguments, run
+from benchmarks.gpu.program import Row, arguments, run
 from benchmarks.gpu.random_model import WEIGHTS, counted_experts, random_model
 from benchmarks.gpu.shapes import ALL, SHAPES, Shape, Work
 from diffray.components.batch import Batch
@@ -40,12 +40,6 @@ def main() -> None:
     parser.add_argument("--context", type=int, nargs="+", default=[512, 1024, 2048, 4096])
     parser.add_argument("--weights", choices=WEIGHTS, nargs="+", default=["bfloat16"])
     parser.add_argument("--part", choices=PARTS, nargs="+", default=["step"])
-    parser.add_argument(
-        "--cache", choices=CACHES, nargs="+", default=["dual"], help="of the engine"
-    )
-    parser.add_argument(
-        "--decoder", choices=("fixed", "credit"), nargs="+", default=["fixed"], help="of the engine"
-    )
     parser.add_argument("--runs", type=int, default=30)
     run(plan, parser.parse_args(), _line)
 
@@ -57,14 +51,7 @@ def plan(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
     for part, shape, weights, *size in product(args.part, *sizes):
         work = Work(*size)
         row: Row = {"part": part, "shape": shape, "weights": weights, **work._asdict()}
-        name = f"{part} {shape} {weights} {work}"
-        if part != "engine":
-            found[name] = partial(PARTS[part], row, work, args.runs)
-            continue
-        for cache, decoder in product(args.cache, args.decoder):
-            row |= {"cache": "exact" if ALL[shape].block else cache, "decoder": decoder}
-            case = partial(timed_engine, {**row}, work, triton_kernels)
-            found[f"{name} {row['cache']} {decoder}"] = case
+        found[f"{part} {shape} {weights} {work}"] = partial(PARTS[part], row, work, args.runs)
     return found
 
 
@@ -139,37 +126,7 @@ def profiled(row: Row, work: Work, _runs: int) -> Row:
     return row | kernel_table(graphed(_step(row, work).run))
 
 
-def timed_engine(
-    row: Row,
-    work: Work,
-    make: Callable[[], Kernels],
-    device_name: str = "cuda",
-    dtype: str = "bfloat16",
-) -> Row:
-    """Return the median of the engine's rounds, of one step and one token each, inside a block."""
-    # Other parts run without what the engine needs.
-    from benchmarks.gpu.engine import experts_met, random_engine, run_to_the_end, scripted
-
-    shape, window = ALL[row["shape"]], min(work.window, work.context)
-    length = work.context + window
-    torch.manual_seed(0)
-    how = torch.device(device_name), make(), dtype, row["weights"]
-    model = random_model(shape, length, work.rows * length, *how)
-    engine = random_engine(model, max_num_seqs=work.rows, graph_block_length=window)
-    start = (work.context - window) // window * window
-    script = shape, start, window, window, window, row["cache"]
-    requests = [scripted(uid, *script) for uid in range(work.rows)]
-    seconds = sorted(list(run_to_the_end(engine, requests, decoder=row["decoder"]))[2:-1])
-    middle_s = seconds[len(seconds) // 2]
-    met = experts_met(engine, requests, 1, row["decoder"])
-    return {**row, **met, "engine_ms": middle_s * 1e3, "per_s": 1 / middle_s}
-
-
-PARTS: Final[dict[str, Callable[..., Row]]] = {
-    "step": timed,
-    "kernels": profiled,
-    "engine": timed_engine,
-}
+PARTS: Final = {"step": timed, "kernels": profiled}
 
 
 def _line(row: Row) -> str:
@@ -177,8 +134,6 @@ def _line(row: Row) -> str:
     if row["part"] == "kernels":
         most = "; ".join(f"{k['kernel'][:40]} {k['us']:.0f}" for k in row["kernels"][:4])
         return f"{row['busy_us']:.0f} of {row['span_us']:.0f} us in kernels: {most}"
-    if row["part"] == "engine":
-        return f"{row['engine_ms']:7.2f} ms a round{met}"
     return (
         f"{row['graph_ms']:7.2f} ms in a graph, {row['eager_ms']:.2f} without,"
         f" floor {row['floor_ms']:.2f} ({row['share_of_floor']:.0%}){met}"

@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from benchmarks.host_time import host_seconds
 from diffray import SamplingParams
 from diffray.components.backend import Record, choose_recorder
 from diffray.components.mesh import Mesh
 from diffray.kernels.acceptance import settle
 from diffray.kernels.choose import TORCH
 from diffray.workers import batch_plan
-from diffray.workers.batch_plan import BatchPlan
 from diffray.workers.batch_state import BatchState
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
@@ -270,16 +268,3 @@ def test_graphs_are_refused_where_they_cannot_be() -> None:
         choose_recorder(True, cpu, "torch")
     with pytest.raises(ValueError, match="cuda_graphs needs kernels 'triton', and these are"):
         choose_recorder(True, gpu, "torch")
-
-
-@pytest.mark.parametrize("recorded", [False, True])
-def test_every_part_of_the_host_s_time_is_counted(
-    recorded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And watching leaves no trace."""
-    methods, seen = ({**vars(Engine)}, {**vars(BatchPlan)}), replays(monkeypatch)
-    rounds, seconds = host_seconds(2, "exact", recorded, 32)
-    assert (len(seen) > 5) == recorded
-    assert rounds == 6  # of the two requests one takes 5 steps, the other 6
-    assert all(0 < seconds[part] < 1 for part in ("before", "beside", "after"))
-    assert ({**vars(Engine)}, {**vars(BatchPlan)}) == methods

@@ -31,9 +31,9 @@ from typing import NamedTuple
 import httpx2
 
 from benchmarks import load, paired
-from benchmarks.serve_process import ServeProcess, serve_process
 from diffray.cluster.cli.bench import percentile
 from examples.train_demo.tasks import held_out_items
+from tools.serve_process import ServeProcess, serve_process
 
 Numbers = dict[str, float]  # what was measured in a turn, by its column
 

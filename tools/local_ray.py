@@ -9,9 +9,9 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from benchmarks.serve_process import starting_ray
 from diffray.cluster.control.ray_settings import kill_rays_since
 from diffray.workers.process import children
+from tools.serve_process import starting_ray
 
 SETTINGS = {
     "RAY_AUTH_MODE": "disabled",

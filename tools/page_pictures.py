@@ -4,10 +4,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks.serve_process import serve_process
 from diffray.components.checkpoints.demos import EXAMPLE
 from tools import page
 from tools.browser import Browser, chromium
+from tools.serve_process import serve_process
 
 DOCS = Path(__file__).parents[1] / "docs"
 

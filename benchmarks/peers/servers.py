@@ -28,7 +28,7 @@ from benchmarks.peers.offline import BLOCK_LENGTH, put_code
 from benchmarks.peers.table import OURS, System, environment, variables
 from benchmarks.peers.table import compare as compare_systems
 from benchmarks.random_checkpoint import Shape, config_of, write
-from benchmarks.serve_process import free_port, serve_process
+from tools.serve_process import free_port, serve_process
 
 VOCAB, ORDINARY = 126464, 126080
 END_ID, MASK_ID = 126081, 126336

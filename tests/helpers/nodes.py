@@ -12,9 +12,9 @@ import httpx2
 from ray import serve
 from ray._private.state import actors
 
-from benchmarks.serve_process import free_port
 from diffray.cluster.serve.config_file import Applications, applications
 from diffray.cluster.serve.server import deploy, wait_until_ready
+from tools.serve_process import free_port
 
 T = TypeVar("T")
 MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]

@@ -12,7 +12,7 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from benchmarks.serve_process import ServeProcess
+from tools.serve_process import ServeProcess
 
 KEY, OPERATOR = "a-key", "an-operator-s-key"
 HEADERS, OPERATES = ({"Authorization": f"Bearer {key}"} for key in (KEY, OPERATOR))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.serve_process import serve_process
 from tests.helpers.lanes import SHARED
 from tests.helpers.served import CONFIG, Served, wait_until
+from tools.serve_process import serve_process
 
 CPUS = 6.0  # of the Ray
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-from benchmarks.serve_process import free_port
+from tools.serve_process import free_port
 
 NAME = "weight_update_group"
 READY_S = 120.0

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from ray import serve
 
-from benchmarks.serve_process import free_port
 from diffray.cluster.serve.config_file import applications, serve_config
 from tools.local_ray import local_cluster
+from tools.serve_process import free_port
 
 pytestmark = pytest.mark.long
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import ray
 
-from benchmarks.serve_process import ServeProcess, free_port, serve_process
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.config_file import applications
 from diffray.cluster.serve.ray_session import running_ray
@@ -23,6 +22,7 @@ from diffray.cluster.serve.supervisor import Ending
 from diffray.components.checkpoints.demos import examples
 from tests.helpers.nodes import clients
 from tests.helpers.served import open_stream
+from tools.serve_process import ServeProcess, free_port, serve_process
 
 GONE_S = 15.0  # after which nothing may be left
 BUSY = 4  # times slower than alone, on a machine that does other things too

@@ -10,8 +10,8 @@ import ray
 from openai import OpenAI
 from ray._private.state import actors
 
-from benchmarks.serve_process import ServeProcess, free_port, serve_process
 from tools.local_ray import SETTINGS, local_cluster
+from tools.serve_process import ServeProcess, free_port, serve_process
 
 pytestmark = pytest.mark.long
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from benchmarks.serve_process import ServeProcess, serve_process
+from tools.serve_process import ServeProcess, serve_process
 
 pytestmark = pytest.mark.long
 

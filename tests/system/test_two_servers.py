@@ -16,8 +16,8 @@ from typing import NamedTuple
 import httpx2
 import pytest
 
-from benchmarks.serve_process import ServeProcess, serve_process
 from tests.helpers.nodes import clients
+from tools.serve_process import ServeProcess, serve_process
 
 pytestmark = pytest.mark.long
 

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 import httpx2
 
-from benchmarks.serve_process import serve_process
 from diffray.cluster.cli.endpoint import json_of
 from tools.chaos.workload import Question, Tally, questions
+from tools.serve_process import serve_process
 
 MODEL = "demo-llada2"
 _EACH_S = 1.0  # between its requests: the faults should not wait for it

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.serve_process import ServeProcess, serve_process
 from tools.chaos.faults import Fault
+from tools.serve_process import ServeProcess, serve_process
 
 # Ray's log monitor keeps the logs of the dead open, up to 200.
 KEEPS_LOGS = "log_monitor.py"

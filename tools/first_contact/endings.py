@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.serve_process import ServeProcess, free_port
 from tools.first_contact.install import Place
+from tools.serve_process import ServeProcess, free_port
 
 READY_S = 300.0
 END_S = 90.0

@@ -5,34 +5,40 @@
     python -m benchmarks.ablate /tmp/llada-100m "" quantization=int8 quantization=w8a8
     python -m benchmarks.ablate demo-llada2 --input-len 32 --common 512 --questions 4 \
         enable_prefix_caching=false enable_prefix_caching=true
+    python -m benchmarks.ablate --records demo "" structured_outputs.json=@schema
 
 A setting is a quoted list of NAME=VALUE. Names are options of a request, as with `--set` of
 `diffray generate`, `at_once` (how many requests run together), or options of `DiffusionLLM`;
 `--all` holds what is the same for all settings. A value may be JSON without spaces, or @FILE. A
 list of adapters (`lora=["a","b"]`) goes round the requests.
 
-A demo model answers held-out questions to their end. Other models, and demo models with
-`--input-len`, continue random ids, and end tokens are ignored. Every turn has its own prompts.
+A demo model answers held-out questions to their end, with `--records` those of its JSON task; there
+`structured_outputs.json=@schema` stands for each question's own schema. Other models, and demo
+models with `--input-len`, continue random ids, and end tokens are ignored. Every turn has its own
+prompts.
 """
 
 import argparse
 import json
 import random
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from benchmarks import paired
+from benchmarks.records import Marks, marks, questions, schema_of
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.cli.datasets import random_ids
 from diffray.cluster.cli.request_options import DIFFUSION, put_setting
 from diffray.components.checkpoints.demos import DEMOS
 from diffray.components.checkpoints.info import describe
 from examples.train_demo.tasks import chat, held_out_items
+from examples.train_demo.words import Item
 
 OF_REQUESTS = {*DIFFUSION, *SamplingParams.model_fields}
-COLUMNS = "setting", "weights, MB", "s", "tokens/s", "to the first", "forwards", "cached", "equal"
+SCHEMA = "@schema"  # of each question
 
 
 class Setting(NamedTuple):
@@ -41,6 +47,7 @@ class Setting(NamedTuple):
     at_once: int
     engine: dict[str, Any]
     request: dict[str, Any]
+    megabytes: float  # of weights
 
     @property
     def key(self) -> str:
@@ -54,6 +61,7 @@ class Work(NamedTuple):
     firsts: list[list[int]]
     later: list[list[list[int]]]  # the tokens that continue each conversation, by question
     lengths: list[int]  # the limits of the answers
+    items: list[Item]  # the questions, if they are those of a demo model
 
 
 class Turn(NamedTuple):
@@ -61,12 +69,15 @@ class Turn(NamedTuple):
 
     seconds: float
     rows: list[list[int]]
-    forwards: int
+    forwards: list[int]
     cached: float  # the share of the prompts' tokens that was read from shared pages
+    marks: Marks  # of records
+    megabytes: float  # of weights
 
     @property
     def rate(self) -> float:
-        return sum(map(len, self.rows)) / self.seconds
+        """Return tokens per second, or records."""
+        return (self.marks.records or sum(map(len, self.rows))) / self.seconds
 
 
 def span(text: str) -> tuple[int, int]:
@@ -75,14 +86,14 @@ def span(text: str) -> tuple[int, int]:
     return int(first), int(last or first)
 
 
-def parse(text: str, at_once: int) -> Setting:
+def parse(model: str, text: str, at_once: int) -> Setting:
     """Read a setting such as `dtype=float64 decoder.threshold=0.8`."""
     found: dict[str, Any] = {"at_once": at_once}
     engine: dict[str, Any] = {"dtype": "float32"}
     request: dict[str, Any] = {}
     for part in text.split():
         name, _, value = part.partition("=")
-        if value.startswith("@"):
+        if value.startswith("@") and value != SCHEMA:
             part = f"{name}={Path(value[1:]).read_text()}"
         if name in found:
             found[name] = int(value)
@@ -91,7 +102,9 @@ def parse(text: str, at_once: int) -> Setting:
         else:
             engine.pop(first, None)
             put_setting(engine, part)
-    return Setting(found["at_once"], {"max_num_seqs": found["at_once"]} | engine, request)
+    size = describe(model, engine.get("quantization")).bytes_in_memory[engine["dtype"]]
+    engine = {"max_num_seqs": found["at_once"]} | engine
+    return Setting(found["at_once"], engine, request, size / 1e6)
 
 
 def draw(llm: DiffusionLLM, args: argparse.Namespace, number: int) -> Work:
@@ -101,8 +114,8 @@ def draw(llm: DiffusionLLM, args: argparse.Namespace, number: int) -> Work:
     lengths = [draws.randint(*args.output_len) for _ in range(args.requests)]
     if args.input_len is None:
         assert llm.tokenizer is not None
-        items = held_out_items(args.requests, seed)
-        return Work([llm.tokenizer.encode_chat(chat(item)) for item in items], [], lengths)
+        items = (questions if args.records else held_out_items)(args.requests, seed)
+        return Work([llm.tokenizer.encode_chat(chat(item)) for item in items], [], lengths, items)
     longest = random_ids(llm, args.requests, args.input_len[1], seed, args.common)
     cuts = [draws.randint(*args.input_len) for _ in longest]
     firsts = [ids[: args.common + cut] for ids, cut in zip(longest, cuts, strict=True)]
@@ -110,25 +123,32 @@ def draw(llm: DiffusionLLM, args: argparse.Namespace, number: int) -> Work:
         random_ids(llm, args.requests, args.input_len[0], seed + 100 * question)
         for question in range(1, args.questions)
     ]
-    return Work(firsts, later, lengths)
+    return Work(firsts, later, lengths, [])
+
+
+def params_of(setting: Setting, work: Work, row: int) -> SamplingParams:
+    """Return the parameters of a request, with its own adapter and schema."""
+    given: dict[str, Any] = {
+        "max_tokens": work.lengths[row],
+        "ignore_eos": not work.items,
+        "seed": row,
+    }
+    given |= setting.request
+    if isinstance(adapters := given.get("lora"), list):
+        given["lora"] = adapters[row % len(adapters)]
+    if given.get("structured_outputs") == {"json": SCHEMA}:
+        given["structured_outputs"] = {"json": schema_of(work.items[row])}
+    return SamplingParams(**given)
 
 
 def carry_out(
-    llm: DiffusionLLM, setting: Setting, work: Work, ends: bool, clock: paired.Clock
+    llm: DiffusionLLM, setting: Setting, work: Work, records: bool, clock: paired.Clock
 ) -> Turn:
     """Run all conversations; before the next question of one, all others ask theirs."""
-    adapters = setting.request.get("lora", "")
-    params = [
-        SamplingParams(
-            **{"max_tokens": length, "ignore_eos": not ends, "seed": row}
-            | setting.request
-            | {"lora": adapters[row % len(adapters)] if isinstance(adapters, list) else adapters}
-        )
-        for row, length in enumerate(work.lengths)
-    ]
+    params = [params_of(setting, work, row) for row in range(len(work.lengths))]
     histories = [list(first) for first in work.firsts]
-    rows: list[list[int]] = []
-    forwards = cached = asked = 0
+    rows, texts, forwards = list[list[int]](), list[str](), list[int]()
+    cached = asked = 0
     llm.engine.kv.forget_prefixes()  # those of a setting that shares the engine
     begin = clock.read()
     no_more: list[list[int]] = [[]] * len(histories)
@@ -141,17 +161,22 @@ def carry_out(
             outputs = llm.generate(prompts, [params[each] for each in places], use_tqdm=False)
             for place, output in zip(places, outputs, strict=True):
                 rows += [choice.token_ids for choice in output.outputs]
-                forwards += output.forwards
+                texts += [choice.text for choice in output.outputs]
+                forwards += [output.forwards]
                 cached += output.cached_tokens
                 asked += output.prompt_tokens
                 histories[place] = histories[place] + output.outputs[0].token_ids
-    return Turn(clock.read() - begin, rows, forwards, cached / asked)
+    seconds = clock.read() - begin
+    marked = marks(work.items, texts) if records else Marks()
+    return Turn(seconds, rows, forwards, cached / asked, marked, setting.megabytes)
 
 
-def table(args: argparse.Namespace) -> list[str]:
-    """Run all settings; return the rows of the table."""
+def table(args: argparse.Namespace) -> str:
+    """Run all settings; return their table."""
     clock = paired.clock_of(args)
-    settings = {text: parse(f"{args.all} {text}", args.at_once) for text in args.settings}
+    settings = {
+        text: parse(args.model, f"{args.all} {text}", args.at_once) for text in args.settings
+    }
     engines: dict[str, DiffusionLLM] = {}
     with ExitStack() as stack:
         for each in settings.values():
@@ -159,28 +184,32 @@ def table(args: argparse.Namespace) -> list[str]:
                 engines[each.key] = stack.enter_context(DiffusionLLM(args.model, **each.engine))
 
         def contender(setting: Setting) -> Any:
-            llm, ends = engines[setting.key], args.input_len is None
-            return lambda number: carry_out(llm, setting, draw(llm, args, number), ends, clock)
+            llm = engines[setting.key]
+            return lambda turn: carry_out(llm, setting, draw(llm, args, turn), args.records, clock)
 
         contenders = {text: contender(setting) for text, setting in settings.items()}
         found = paired.take_turns(contenders, args.repeats)
-    base = next(iter(found.values()))
-    rows = []
-    for text, turns in found.items():
-        engine, last = settings[text].engine, turns[-1]
-        size = describe(args.model, engine.get("quantization")).bytes_in_memory[engine["dtype"]]
-        same = sum(map(list.__eq__, last.rows, base[-1].rows))
-        cells = (
-            f"{size / 1e6:.0f}",
-            f"{median(turn.seconds for turn in turns):.2f}",
-            f"{median(turn.rate for turn in turns):.1f}",
-            paired.ratio([turn.rate for turn in turns], [turn.rate for turn in base]),
-            last.forwards,
-            f"{last.cached:.0%}",
-            f"{same}/{len(last.rows)}",
-        )
-        rows.append(paired.row(f"`{text}`" if text else "defaults", *cells))
-    return rows
+    named = {f"`{text}`" if text else "defaults": turns for text, turns in found.items()}
+    return paired.table("setting", named, [*columns(args.records)])
+
+
+def columns(records: bool) -> Iterator[paired.Column[Turn]]:
+    yield "weights, MB", lambda own, _: f"{own[-1].megabytes:.0f}"
+    yield "s", lambda own, _: f"{median(turn.seconds for turn in own):.2f}"
+    unit = "records/s" if records else "tokens/s"
+    yield unit, lambda own, _: f"{median(turn.rate for turn in own):.1f}"
+    yield (
+        "to the first",
+        lambda own, base: paired.ratio(*([t.rate for t in x] for x in (own, base))),
+    )
+    yield "forwards", lambda own, _: sum(own[-1].forwards)
+    yield "cached", lambda own, _: f"{own[-1].cached:.0%}"
+    yield "equal", lambda own, base: paired.equal_answers(own[-1].rows, base[-1].rows)
+    if records:
+        yield "a record", lambda own, _: f"{fmean(own[-1].forwards):.2f}"
+        yield "most", lambda own, _: max(own[-1].forwards)
+        yield "fields right", lambda own, _: f"{fmean(turn.marks.right for turn in own):.4f}"
+        yield "valid", lambda own, _: f"{fmean(turn.marks.valid for turn in own):.4f}"
 
 
 def main() -> None:
@@ -190,6 +219,7 @@ def main() -> None:
     parser.add_argument("--all", default="", metavar="SETTING", help="what all settings share")
     parser.add_argument("--requests", type=int, default=8, help="of a turn")
     parser.add_argument("--at-once", type=int, default=8, help="requests that run together")
+    parser.add_argument("--records", action="store_true", help="questions of the JSON task")
     parser.add_argument("--input-len", type=span, metavar="N[-M]", help="tokens of random prompts")
     parser.add_argument("--common", type=int, default=0, help="tokens that all prompts start with")
     parser.add_argument("--questions", type=int, default=1, help="of each conversation")
@@ -199,13 +229,14 @@ def main() -> None:
         args.input_len = 32, 32
     if args.input_len is None and (args.common or args.questions > 1):
         parser.error("--common and --questions need --input-len: demo questions stand alone")
+    if args.records and args.input_len is not None:
+        parser.error("--records needs a demo model, and no --input-len")
     try:
-        rows = table(args)
+        found = table(args)
     except (ValueError, OSError) as error:  # of an option: what it says is enough
         parser.error(str(error))
     print(f"{paired.clock_of(args).label}, {args.requests} requests, {args.repeats} turns")
-    print(paired.head(*COLUMNS))
-    print("\n".join(rows))
+    print(found)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and some comparisons run wit
 
 T = TypeVar("T")
 # What a column makes of a contender's turns and the first contender's.
-Columns: TypeAlias = Sequence[tuple[str, Callable[[Sequence[T], Sequence[T]], object]]]
+Column: TypeAlias = tuple[str, Callable[[Sequence[T], Sequence[T]], object]]
 
 
 class Answers(NamedTuple):
@@ -64,13 +64,13 @@ class Clock(NamedTuple):
         return take
 
 
-def parser(doc: str | None, *, turns: int, seed: int = 1) -> argparse.ArgumentParser:
+def parser(doc: str | None, *, turns: int) -> argparse.ArgumentParser:
     """Return a parser with the options of all comparisons in one process."""
     import torch
 
     made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     made.add_argument("--repeats", type=int, default=turns, help="turns, after one that warms up")
-    made.add_argument("--seed", type=int, default=seed)
+    made.add_argument("--seed", type=int, default=1)
     made.add_argument("--threads", type=int, default=torch.get_num_threads())
     made.add_argument("--cpu-time", action="store_true", help="for a busy machine: one thread")
     return made
@@ -160,10 +160,9 @@ def rate(turns: Sequence[Turn]) -> str:
     return f"{median(turn.rate for turn in turns):.1f}"
 
 
-def equal_answers(mine: Sequence[Turn], other: Sequence[Turn]) -> str:
-    """Return how many of the last turn's answers are equal, out of all."""
-    same = sum(a == b for a, b in zip(mine[-1].rows, other[-1].rows, strict=True))
-    return f"{same}/{len(mine[-1].rows)}"
+def equal_answers(mine: Sequence[T], other: Sequence[T]) -> str:
+    """Return how many answers are equal, out of all."""
+    return f"{sum(a == b for a, b in zip(mine, other, strict=True))}/{len(mine)}"
 
 
 def equal_tokens(mine: Sequence[Turn], other: Sequence[Turn]) -> str:
@@ -173,14 +172,14 @@ def equal_tokens(mine: Sequence[Turn], other: Sequence[Turn]) -> str:
     return f"{same}/{mine[-1].tokens}"
 
 
-def table(first: str, found: Mapping[str, Sequence[T]], columns: Columns[T]) -> str:
+def table(first: str, found: Mapping[str, Sequence[T]], columns: Iterable[Column[T]]) -> str:
     """Return a row for each contender; the first one's turns are what it is compared with."""
-    base = next(iter(found.values()))
+    base, columns = next(iter(found.values())), [*columns]
     rows = [row(name, *(cell(turns, base) for _, cell in columns)) for name, turns in found.items()]
     return "\n".join([head(first, *(name for name, _ in columns)), *rows])
 
 
-def figures(names: Iterable[str]) -> Columns[Mapping[str, float]]:
+def figures(names: Iterable[str]) -> list[Column[Mapping[str, float]]]:
     """Return two columns for each number of a turn: its median, and its ratio to the first's."""
 
     def read(name: str, turns: Sequence[Mapping[str, float]]) -> list[float]:

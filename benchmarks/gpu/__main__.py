@@ -28,17 +28,7 @@ from unittest.mock import patch
 
 from benchmarks.gpu.program import end_with_parent, ended_by_signals, need_cuda
 
-MOE: Final = "--shape llada-moe-7b-a1b"
-SIZE: Final = "--window 64 --context 1024"
-ONE: Final = f"{MOE} --rows 1 {SIZE}"
-EVERY: Final = "--weights bfloat16 int8 float8"
-DENSE: Final = "--shape llada-8b"
-TABLE: Final = "--part kernels"
-BATCH: Final = f"{MOE} --rows 8 32 {SIZE}"
-FOREIGN: Final = ".yardstick"  # with another project's kernels, outside this repository
-ALL: Final = "--weights bfloat16 int8 float8 float8_rows"
-KINDS: Final = "--cache dual vicinity --decoder fixed credit"
-INSIDE: Final = "--rate 1 --prompt 960 --tokens 64"  # a block, one token and step a round
+FOREIGN: Final = ".yardstick"  # the folder that `yardstick` needs
 ENGINE_NEEDS: Final = "pydantic", "safetensors", "tqdm"
 _LAST_WORDS_S: Final = 15.0
 
@@ -47,50 +37,21 @@ class Run(NamedTuple):
     """A program, its arguments, and how many seconds it may take at most."""
 
     name: str
+    seconds: float
     program: str
     arguments: str
-    seconds: float
 
 
-RUNS: Final = (
-    # Ten minutes: one model first, what tells most first, so that a cut costs the least.
-    Run("step", "step_time", f"{ONE} {EVERY}", 60),
-    Run("kernels", "step_time", f"{ONE} {TABLE} --weights bfloat16 float8", 45),
-    Run("check_kernels", "check_kernels", f"{MOE} llada2-mini --dtype bfloat16", 130),
-    Run("bring_up", "bring_up", f"{MOE} --weights bfloat16 float8", 80),
-    Run("generate", "generate", f"{MOE} --rate 3.87 --weights bfloat16 float8", 75),
-    Run("check_engine", "check_engine", "--family llada_moe", 100),
-    Run("yardstick", "yardstick", f"--from {FOREIGN} --tokens 64 512", 65),
-    Run("step_batch", "step_time", BATCH, 50),
-    Run("generate_batch", "generate", f"{MOE} --rate 3.87 --rows 32", 65),
-    Run("step_models", "step_time", f"--shape llada-8b llada2-mini --rows 1 8 {SIZE}", 60),
-    # Thirty.
-    Run("engine", "generate", f"{MOE} {INSIDE} {KINDS}", 90),
-    Run("kernels_batch", "step_time", f"{BATCH} {TABLE}", 60),
-    Run("generate_credit", "generate", f"{MOE} --rate 3.87 {KINDS}", 180),
-    Run("generate_vicinity", "generate", f"{MOE} --rows 32 --cache vicinity --rate 3.87", 120),
-    Run("check_engine_all", "check_engine", "", 400),
-    # All.
-    Run("check_kernels_all", "check_kernels", "", 360),
-    Run("generate_models", "generate", "--shape llada-8b llada2-mini --rows 1 32", 480),
-    Run("generate_4_steps", "generate", f"{MOE} --steps-per-round 4 --rows 1 32", 240),
-    Run("generate_8_steps", "generate", f"{MOE} --steps-per-round 8 --rows 1 32", 240),
-    Run("generate_eager", "generate", f"{MOE} --no-graphs", 180),
-    Run("bring_up_dense", "bring_up", f"{DENSE} --weights int8 float8_rows", 120),
-    Run("steps_dense", "step_time", f"{DENSE} --rows 1 8 32 --context 1024 --window 64 {ALL}", 300),
-    Run("steps_all", "step_time", "--context 1024 4096 --part step kernels", 720),
-)
-
-# What a machine without a GPU can run of them.
-TOY: Final = "--shape toy-moe --device cpu --dtype float32 --runs 1"
-REHEARSED: Final = (
-    Run("generate_toy", "generate", f"{TOY} --prompt 9 --tokens 31 --block 8 --rate 3.87", 60),
-    Run("check_engine_cpu", "check_engine", "--device cpu --family llada_moe", 120),
-)
+def runs(file: str = "runs.txt") -> list[Run]:
+    """Read the runs of a file; `rehearsal.txt` has what a machine without a GPU can run."""
+    lines = Path(__file__).with_name(file).read_text().splitlines()
+    every = ([*line.split(maxsplit=3), ""] for line in lines if line and not line.startswith("#"))
+    return [Run(name, float(seconds), *rest[:2]) for name, seconds, *rest in every]
 
 
 def main() -> None:
-    names = [run.name for run in RUNS]
+    every = runs()
+    names = [run.name for run in every]
     parser = argparse.ArgumentParser(description="Run the GPU programs one after the other.")
     parser.add_argument("--out", type=Path, required=True, help="folder for reports and logs")
     parser.add_argument("--archive", type=Path, help="default: FOLDER.tar.gz beside the folder")
@@ -101,7 +62,7 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="show the commands, run none")
     args = parser.parse_args()
     begin = names.index(args.begin) if args.begin else 0
-    wanted = [run for run in RUNS[begin:] if not args.only or run.name in args.only]
+    wanted = [run for run in every[begin:] if not args.only or run.name in args.only]
     if not Path(FOREIGN).is_dir():
         wanted = [run for run in wanted if run.program != "yardstick"]
     if args.dry_run:
@@ -111,7 +72,7 @@ def main() -> None:
     if args.rehearse:
         for run in wanted:
             print(f"{run.name:18} {listed(run, args.out / f'{run.name}.log')} cases")
-        wanted = [*REHEARSED]
+        wanted = runs("rehearsal.txt")
     else:
         need_cuda()
     if missing := [name for name in ENGINE_NEEDS if importlib.util.find_spec(name) is None]:

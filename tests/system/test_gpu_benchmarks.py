@@ -320,7 +320,7 @@ class TestCheckEngine:
 
 RUNNER = """
 from benchmarks.gpu import __main__ as all_of_them
-all_of_them.RUNS = all_of_them.Run(*{run}),
+all_of_them.runs = lambda: [all_of_them.Run(*{run})]
 all_of_them.need_cuda = lambda: None
 {more}
 all_of_them.main()
@@ -340,12 +340,12 @@ class TestAllOfThem:
         monkeypatch.setattr(yardstick, "_others", lambda _: ["vllm"])
         monkeypatch.setattr(sys, "argv", ["all", "--out", "nowhere", "--dry-run"])
         all_of_them.main()
-        assert capsys.readouterr().out.count("\n") == len(all_of_them.RUNS)
+        assert capsys.readouterr().out.count("\n") == len(all_of_them.runs())
         programs = {each.__name__.rsplit(".", 1)[-1]: each for each in PROGRAMS}
-        for run in all_of_them.RUNS:
+        for run in all_of_them.runs():
             told = refusal(programs[run.program], *run.arguments.split())
             assert "no CUDA device" in told
-        assert programs.keys() == {run.program for run in all_of_them.RUNS}
+        assert programs.keys() == {run.program for run in all_of_them.runs()}
 
     def test_nothing_of_an_earlier_run_is_left(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -364,7 +364,7 @@ class TestAllOfThem:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_an_ended_run_packs_what_it_has(self, number: signal.Signals, tmp_path: Path) -> None:
         out = tmp_path / "results"
-        code = RUNNER.format(run=("fine", "check_engine", "--device cpu", 300), more="")
+        code = RUNNER.format(run=("fine", 300, "check_engine", "--device cpu"), more="")
         command = [sys.executable, "-c", code, "--out", str(out)]
         status, told = ended_at_the_first_row(command, out / "fine.json", number)
         assert status == 1 and "ended before it was done" in told
@@ -379,7 +379,7 @@ class TestAllOfThem:
         sleeps = "import os, time, pathlib; pathlib.Path('pid').write_text(str(os.getpid()))"
         asleep = [sys.executable, "-c", f"{sleeps}; time.sleep(99)"]
         more = f"all_of_them.command = lambda _: {asleep}"
-        code = RUNNER.format(run=("asleep", "check_engine", "", 99), more=more)
+        code = RUNNER.format(run=("asleep", 99, "check_engine", ""), more=more)
         command = [sys.executable, "-c", code, "--out", str(tmp_path / "results")]
         paths = os.environ | {"PYTHONPATH": str(ROOT)}
         with subprocess.Popen(command, cwd=tmp_path, env=paths) as runner:
@@ -407,7 +407,7 @@ time.sleep(600)
         ):
             command = Mock(return_value=[sys.executable, "-c", code])
             monkeypatch.setattr(all_of_them, "command", command)
-            run = all_of_them.Run("run", "check_engine", "", 1)
+            run = all_of_them.Run("run", 1, "check_engine", "")
             assert all_of_them.carry_out(run, 10, tmp_path).endswith(f" s  {said}")
 
 

@@ -19,9 +19,7 @@ class Reply(NamedTuple):
     """A streamed answer: its text, and the seconds until each chunk with text."""
 
     text: str
-    headers_s: float
     chunks_s: list[float]
-    end_s: float
 
 
 async def chat(http: httpx2.AsyncClient, body: Json) -> Json:
@@ -35,7 +33,6 @@ async def streamed(http: httpx2.AsyncClient, body: Json) -> Reply:
     begin = time.perf_counter()
     text, chunks, done = "", list[float](), False
     async with http.stream("POST", CHAT, json=body | {"stream": True}) as response:
-        headers = time.perf_counter() - begin
         if response.status_code != 200:
             raise ValueError(f"status {response.status_code}: {(await response.aread())[:300]!r}")
         async for line in response.aiter_lines():
@@ -51,7 +48,7 @@ async def streamed(http: httpx2.AsyncClient, body: Json) -> Reply:
                     text += piece
     if not done:
         raise ValueError("the stream broke off")
-    return Reply(text, headers, chunks, time.perf_counter() - begin)
+    return Reply(text, chunks)
 
 
 def answers(url: str, bodies: list[Json], at_once: int, send: Send[T]) -> list[T]:

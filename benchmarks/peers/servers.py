@@ -8,7 +8,6 @@ import argparse
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import time
@@ -82,8 +81,6 @@ def compare(codes: dict[str, Path], args: argparse.Namespace, clock: paired.Cloc
                     systems.append(System(name, take, same=name != CACHED))
             work = f"{model.name}, {length} tokens in {args.steps} steps, concurrency {at_once}"
             compare_systems(work, systems, args.repeats)
-        if "dlmserve" in running:
-            print(f"dlmserve: {rows_a_forward(running['dlmserve']):.2f} rows a forward")
 
 
 def requests(length: int, steps: int) -> dict[str, load.Json]:
@@ -135,17 +132,6 @@ def sender(
         return paired.Turn(seconds, answers)
 
     return take
-
-
-def rows_a_forward(server: Server) -> float:
-    """Return how many sequences shared one of dlmserve's forwards, by its own counters."""
-    with server.awake():
-        text = httpx2.get(server.url + "/metrics", timeout=load.TIMEOUT_S).text
-    rows, forwards = (
-        sum(map(float, re.findall(rf"^dlmserve_step_batch_size_{part}\S* (\S+)$", text, re.M)))
-        for part in ("sum", "count")
-    )
-    return rows / forwards
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     python -m benchmarks.ablate demo "" decoder=lopa "decoder=threshold decoder.threshold=0.7"
     python -m benchmarks.ablate demo at_once=1 at_once=8
     python -m benchmarks.ablate /tmp/llada-100m "" quantization=int8 quantization=w8a8
-    python -m benchmarks.ablate demo-llada2 --input-len 32 --common 512 --questions 4 \
+    python -m benchmarks.ablate demo-llada2 --input-len 32 --common 512 \
         enable_prefix_caching=false enable_prefix_caching=true
     python -m benchmarks.ablate --records demo "" structured_outputs.json=@schema
 
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import paired
 from benchmarks.records import Marks, marks, questions, schema_of
-from diffray import DiffusionLLM, SamplingParams
+from diffray import DiffusionLLM, RequestOutput, SamplingParams
 from diffray.cluster.cli.datasets import random_ids
 from diffray.cluster.cli.request_options import DIFFUSION, put_setting
 from diffray.components.checkpoints.demos import DEMOS
@@ -56,10 +56,9 @@ class Setting(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What all contenders do in one turn: conversations, mostly of one question."""
+    """What all contenders do in one turn."""
 
-    firsts: list[list[int]]
-    later: list[list[list[int]]]  # the tokens that continue each conversation, by question
+    prompts: list[list[int]]
     lengths: list[int]  # the limits of the answers
     items: list[Item]  # the questions, if they are those of a demo model
 
@@ -115,15 +114,11 @@ def draw(llm: DiffusionLLM, args: argparse.Namespace, number: int) -> Work:
     if args.input_len is None:
         assert llm.tokenizer is not None
         items = (questions if args.records else held_out_items)(args.requests, seed)
-        return Work([llm.tokenizer.encode_chat(chat(item)) for item in items], [], lengths, items)
+        return Work([llm.tokenizer.encode_chat(chat(item)) for item in items], lengths, items)
     longest = random_ids(llm, args.requests, args.input_len[1], seed, args.common)
     cuts = [draws.randint(*args.input_len) for _ in longest]
-    firsts = [ids[: args.common + cut] for ids, cut in zip(longest, cuts, strict=True)]
-    later = [
-        random_ids(llm, args.requests, args.input_len[0], seed + 100 * question)
-        for question in range(1, args.questions)
-    ]
-    return Work(firsts, later, lengths, [])
+    prompts = [ids[: args.common + cut] for ids, cut in zip(longest, cuts, strict=True)]
+    return Work(prompts, lengths, [])
 
 
 def params_of(setting: Setting, work: Work, row: int) -> SamplingParams:
@@ -144,31 +139,24 @@ def params_of(setting: Setting, work: Work, row: int) -> SamplingParams:
 def carry_out(
     llm: DiffusionLLM, setting: Setting, work: Work, records: bool, clock: paired.Clock
 ) -> Turn:
-    """Run all conversations; before the next question of one, all others ask theirs."""
+    """Answer all prompts, `at_once` together."""
     params = [params_of(setting, work, row) for row in range(len(work.lengths))]
-    histories = [list(first) for first in work.firsts]
-    rows, texts, forwards = list[list[int]](), list[str](), list[int]()
-    cached = asked = 0
     llm.engine.kv.forget_prefixes()  # those of a setting that shares the engine
-    begin = clock.read()
-    no_more: list[list[int]] = [[]] * len(histories)
-    for added in (no_more, *work.later):
-        for history, question in zip(histories, added, strict=True):
-            history += question
-        for start in range(0, len(histories), setting.at_once):
-            places = range(start, min(start + setting.at_once, len(histories)))
-            prompts = [histories[place] for place in places]
-            outputs = llm.generate(prompts, [params[each] for each in places], use_tqdm=False)
-            for place, output in zip(places, outputs, strict=True):
-                rows += [choice.token_ids for choice in output.outputs]
-                texts += [choice.text for choice in output.outputs]
-                forwards += [output.forwards]
-                cached += output.cached_tokens
-                asked += output.prompt_tokens
-                histories[place] = histories[place] + output.outputs[0].token_ids
+    begin, outputs = clock.read(), list[RequestOutput]()
+    for start in range(0, len(params), setting.at_once):
+        part = slice(start, start + setting.at_once)
+        outputs += llm.generate(work.prompts[part], params[part], use_tqdm=False)
     seconds = clock.read() - begin
-    marked = marks(work.items, texts) if records else Marks()
-    return Turn(seconds, rows, forwards, cached / asked, marked, setting.megabytes)
+    choices = [choice for output in outputs for choice in output.outputs]
+    texts = [choice.text for choice in choices]
+    return Turn(
+        seconds=seconds,
+        rows=[choice.token_ids for choice in choices],
+        forwards=[output.forwards for output in outputs],
+        cached=sum(o.cached_tokens for o in outputs) / sum(o.prompt_tokens for o in outputs),
+        marks=marks(work.items, texts) if records else Marks(),
+        megabytes=setting.megabytes,
+    )
 
 
 def table(args: argparse.Namespace) -> str:
@@ -222,13 +210,12 @@ def main() -> None:
     parser.add_argument("--records", action="store_true", help="questions of the JSON task")
     parser.add_argument("--input-len", type=span, metavar="N[-M]", help="tokens of random prompts")
     parser.add_argument("--common", type=int, default=0, help="tokens that all prompts start with")
-    parser.add_argument("--questions", type=int, default=1, help="of each conversation")
     parser.add_argument("--output-len", type=span, metavar="N[-M]", default=(64, 64))
     args = parser.parse_intermixed_args()
     if args.input_len is None and args.model not in DEMOS:
         args.input_len = 32, 32
-    if args.input_len is None and (args.common or args.questions > 1):
-        parser.error("--common and --questions need --input-len: demo questions stand alone")
+    if args.input_len is None and args.common:
+        parser.error("--common needs --input-len: demo questions have no tokens in common")
     if args.records and args.input_len is not None:
         parser.error("--records needs a demo model, and no --input-len")
     try:

@@ -3,7 +3,7 @@
 import json
 import re
 
-from examples.train_demo.arithmetic import LIMIT, arithmetic, operands
+from examples.train_demo.arithmetic import LIMIT, OPERATORS, SIGNS, arithmetic, equation, operands
 from examples.train_demo.json_extraction import compact, json_extraction
 from examples.train_demo.python_functions import python_function
 from examples.train_demo.rewriting import rewriting
@@ -94,22 +94,18 @@ def _sum(s: Source) -> Item:
     rng = s.rng
     while True:
         sign = rng.choice("+-*/")
-        a, b, c = operands(rng, sign)
+        a, b = operands(rng, sign)
+        c = OPERATORS[sign](a, b)
         if 1 < c < LIMIT:
             break
-    spoken = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
-    asked = rng.choice([f"{a} {spoken[sign]} {b}", f"{a}{sign}{b}", f"{a} {sign} {b}"])
-    question = s.phrase("What is {}?|{}|How much is {}?|Calculate {}.|{} = ?|What's {}?").format(
-        asked
-    )
-    first = s.item("arithmetic", question, f"{a}{sign}{b}={c}")
-    options = ["+", "-"] + (["*"] if 2 * c <= LIMIT else [])
-    then = rng.choice(options)
+    asked = rng.choice([f"{a} {SIGNS[sign][0]} {b}", f"{a}{sign}{b}", f"{a} {sign} {b}"])
+    question = s.phrase("What is {}?|{}|How much is {}?|Calculate {}.|{} = ?|What's {}?")
+    first = s.item("arithmetic", question.format(asked), equation(a, sign, b))
+    then = rng.choice(["+", "-"] + (["*"] if 2 * c <= LIMIT else []))
     top = {"+": LIMIT - c, "-": c - 1, "*": LIMIT // c}[then]
-    low = 2 if then == "*" else 1
-    d = rng.randint(low, max(low, min(top, 12 if then == "*" else 60)))
-    result = {"+": c + d, "-": c - d, "*": c * d}[then]
-    return _turn(s, first, s.phrase(BANK["sum"][then]).format(d=d), f"{c}{then}{d}={result}")
+    low, most = (2, 12) if then == "*" else (1, 60)
+    d = rng.randint(low, max(low, min(top, most)))
+    return _turn(s, first, s.phrase(BANK["sum"][then]).format(d=d), equation(c, then, d))
 
 
 def _number(s: Source) -> Item:

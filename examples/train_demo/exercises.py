@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from examples.train_demo.json_extraction import compact, invented_facts
-from examples.train_demo.rewriting import series, some_numbers, some_words
-from examples.train_demo.words import Source, is_held_out_word
+from examples.train_demo.json_extraction import compact, edited, invented_facts
+from examples.train_demo.rewriting import edited_list, series, some_numbers
+from examples.train_demo.words import Source, Values, is_held_out_word
 
 Exercise = tuple[str, str]
 
@@ -32,7 +32,7 @@ def _sort(s: Source) -> Exercise:
 
 
 def _reverse(s: Source) -> Exercise:
-    words = some_words(s, 2, 5)
+    words = s.words(2, 5)
     return f"reverse {', '.join(words)}", ", ".join(words[::-1])
 
 
@@ -50,36 +50,22 @@ def _pick(s: Source) -> Exercise:
 
 def _edit(s: Source) -> Exercise:
     """Change one of a list of facts, or the list."""
-    values, new = dict[str, str | int](), s.plain_word()
+    values, new = Values(), s.plain_word()
     while len(values) < 2 or new in values:
         values, _ = invented_facts(s)
     key = s.rng.choice(list(values))
-    others = {k: v for k, v in values.items() if k != key}
-    change, after = s.rng.choice(
-        [
-            (f"only {key}", {key: values[key]}),
-            (f"without {key}", others),
-            ("reverse", dict(reversed(values.items()))),
-            (f"rename {key} {new}", {new if k == key else k: v for k, v in values.items()}),
-            (f"set {key} {new}", values | {key: new}),
-        ]
-    )
-    return f"{compact(values)} {change}", compact(after)
+    ask = s.rng.choice(["only {k}", "without {k}", "reverse", "rename {k} {n}", "set {k} {n}"])
+    after = edited(values, ask.split()[0], key, new)
+    return f"{compact(values)} {ask.format(k=key, n=new)}", compact(after)
 
 
 def _edit_list(s: Source) -> Exercise:
-    words = [str(n) for n in some_numbers(s)] if s.chance(0.3) else some_words(s, 2, 5)
+    words = [str(n) for n in some_numbers(s)] if s.chance(0.3) else s.words(2, 5)
     word, new = s.rng.choice(words), s.plain_word()
-    change, after = s.rng.choice(
-        [
-            (f"without {word}", [w for w in words if w != word]),
-            (f"add {new}", [*words, new]),
-            ("reverse", words[::-1]),
-            ("first", words[:1]),
-            ("last", words[-1:]),
-        ]
-    )
-    return f"{', '.join(words)} {change}", ", ".join(after)
+    ask = s.rng.choice(["without {w}", "add {n}", "reverse", "first", "last"])
+    edit = ask.split()[0]
+    after = edited_list(words, edit, new if edit == "add" else word)
+    return f"{', '.join(words)} {ask.format(w=word, n=new)}", ", ".join(after)
 
 
 MAKERS: tuple[Callable[[Source], Exercise], ...] = (

@@ -4,9 +4,9 @@ import json
 import re
 
 from examples.train_demo.arithmetic import LIMIT, OPERATORS, SIGNS, arithmetic, equation, operands
-from examples.train_demo.json_extraction import compact, json_extraction
+from examples.train_demo.json_extraction import compact, edited, json_extraction
 from examples.train_demo.python_functions import python_function
-from examples.train_demo.rewriting import rewriting
+from examples.train_demo.rewriting import edited_list, rewriting
 from examples.train_demo.word_problems import word_problem
 from examples.train_demo.words import Item, Source, bank
 
@@ -31,24 +31,15 @@ def _json(s: Source) -> Item:
         values = json.loads(first.answer)
         if len(values) > 1:
             break
-    keys = list(values)
-    kind = s.rng.choice(["only", "without", "reverse", "change", "rename"])
-    key = s.rng.choice(keys)
+    edit = s.rng.choice(["only", "without", "reverse", "set", "rename"])
+    key = s.rng.choice(list(values))
     new: str | int = ""
-    if kind == "only":
-        after = {key: values[key]}
-    elif kind == "without":
-        after = {k: v for k, v in values.items() if k != key}
-    elif kind == "reverse":
-        after = dict(reversed(values.items()))
-    elif kind == "rename":
+    if edit == "rename":
         new = s.invented(1)
-        after = {new if k == key else k: v for k, v in values.items()}
-    else:
+    elif edit == "set":
         new = s.rng.randint(2, 99) if isinstance(values[key], int) else s.name()
-        after = values | {key: new}
-    ask = s.phrase(BANK["json"][kind]).format(k=key, n=new)
-    return _turn(s, first, ask, compact(after))
+    ask = s.phrase(BANK["json"][edit]).format(k=key, n=new)
+    return _turn(s, first, ask, compact(edited(values, edit, key, new)))
 
 
 def _list(s: Source) -> Item:
@@ -58,22 +49,14 @@ def _list(s: Source) -> Item:
         words = first.answer.split(", ")
         if len(words) > 1 and first.question.count(words[-1]) and "_" not in first.question:
             break
-    kind = s.rng.choice(["reverse", "first", "last", "add", "without"])
+    edit = s.rng.choice(["reverse", "first", "last", "add", "without"])
     word = ""
-    if kind == "reverse":
-        after = words[::-1]
-    elif kind == "first":
-        after = words[:1]
-    elif kind == "last":
-        after = words[-1:]
-    elif kind == "without":
+    if edit == "without":
         word = s.rng.choice(words)
-        after = [w for w in words if w != word]
-    else:
+    elif edit == "add":
         word = str(s.rng.randint(1, 99)) if words[0].isdigit() else s.plain_word()
-        after = [*words, word]
-    ask = s.phrase(BANK["list"][kind]).format(w=word)
-    return _turn(s, first, ask, ", ".join(after))
+    ask = s.phrase(BANK["list"][edit]).format(w=word)
+    return _turn(s, first, ask, ", ".join(edited_list(words, edit, word)))
 
 
 def _code(s: Source) -> Item:

@@ -10,17 +10,20 @@ from typing import Any, NamedTuple
 
 from diffray.components.grammar.tool_calls import CLOSE, HEAD, OPEN
 from examples.train_demo.arithmetic import one_operation
-from examples.train_demo.json_extraction import WEEK, compact, named_facts
+from examples.train_demo.json_extraction import compact, named_facts
 from examples.train_demo.outside import outside
 from examples.train_demo.python_functions import python_function
 from examples.train_demo.rewriting import rewriting
 from examples.train_demo.word_problems import word_problem
-from examples.train_demo.words import Item, Source, bank
+from examples.train_demo.words import Item, Source, Values, bank
 
 # `calculators` have names and what they do; `errands` also parameters (a letter for the kind of
 # value, and a name) and questions. `pairs` name two numbers, `savers` ask to save facts.
 BANK = bank("tool_questions")
-Values = dict[str, str | int]
+KINDS = {
+    "c": "city", "n": "full_name", "x": "thing", "w": "word", "k": "2-99", "i": "2-999",
+    "d": "day", "t": "text",
+}  # fmt: skip
 
 
 class Tool(NamedTuple):
@@ -78,20 +81,10 @@ def _sum(s: Source) -> Fit:
     return Fit(tool, item.question, dict(zip(tool.takes, (int(a), int(b)), strict=True)), c)
 
 
-def _value(s: Source, letter: str) -> str | int:
-    makers: dict[str, Callable[[], str | int]] = {
-        "c": s.city, "n": s.full_name, "x": s.thing, "w": s.plain_word,
-        "k": lambda: s.rng.randint(2, 99), "i": lambda: s.rng.randint(2, 999),
-        "d": lambda: s.rng.choice(WEEK),
-        "t": lambda: " ".join(s.plain_word() for _ in range(s.rng.choice([1, 2, 2, 3]))),
-    }  # fmt: skip
-    return makers[letter]()
-
-
 def _filled(s: Source, name: str, parameters: str, does: str, asks: str | list[str]) -> Fit:
     """Return a tool whose parameters are letters and names, and a question with its values."""
     letters = {key: letter for letter, key in (p.split(" ") for p in parameters.split(";"))}
-    arguments = {key: _value(s, letter) for key, letter in letters.items()}
+    arguments = s.values({key: KINDS[letter] for key, letter in letters.items()})
     ask = s.phrase(asks)
     places = list(arguments.values())
     if "{k}" in ask:

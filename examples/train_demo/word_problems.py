@@ -7,6 +7,7 @@ change tense.
 import random
 import re
 from collections.abc import Callable
+from typing import Any
 
 from examples.train_demo.arithmetic import LIMIT, OPERATORS, equation, factors
 from examples.train_demo.words import Item, Person, Source, bank
@@ -35,14 +36,14 @@ def agree(text: str) -> str:
 class Problem:
     """A word problem as it is told: sentences and equations so far, and the values they name."""
 
-    def __init__(self, s: Source, who: Person, *, past: bool = False, **values: object) -> None:
+    def __init__(self, s: Source, who: Person, *, past: bool = False, **values: Any) -> None:
         self.source, self.past = s, past
         self.values = who.values() | values
         self.sentences: list[str] = []
         self.steps: list[str] = []
         self.result = 0
 
-    def sentence(self, *banks: str, past: bool = False, **values: object) -> str:
+    def sentence(self, *banks: str, past: bool = False, **values: Any) -> str:
         """Return a phrasing with its values; verbs change tense before names are filled in."""
         text = self.source.phrase([text for name in banks for text in BANK[name]])
         if past:  # questions keep the infinitive after do, does and did
@@ -50,7 +51,7 @@ class Problem:
         text = agree(text.format(**self.values | values))
         return text[0].upper() + text[1:]
 
-    def tell(self, bank: str, **values: object) -> None:
+    def tell(self, bank: str, **values: Any) -> None:
         self.sentences.append(self.sentence(bank, past=self.past, **values))
 
     def step(self, a: int, sign: str, b: int, unit: str = "", before: str = "") -> int:
@@ -59,7 +60,7 @@ class Problem:
         self.result = OPERATORS[sign](a, b)
         return self.result
 
-    def ask(self, *banks: str, **values: object) -> Item:
+    def ask(self, *banks: str, **values: Any) -> Item:
         """End with a question after the last result."""
         self.sentences.append(self.sentence(*banks, **values))
         return solved(self.source, " ".join(self.sentences), self.steps, self.result)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,11 @@ BANK = bank("words")
 CITIES: list[str] = BANK["cities"]
 JOBS: list[str] = BANK["jobs"]
 THINGS: list[str] = BANK["things"]
-COMMON: list[str] = BANK["common"]
+EVENTS: list[str] = BANK["events"]
+ANIMALS: list[str] = BANK["animals"]
+COLORS: list[str] = BANK["colors"]
+DAYS: list[str] = BANK["days"]
+Values = dict[str, str | int]
 
 
 class Item(NamedTuple):
@@ -161,8 +165,44 @@ class Source:
 
     def plain_word(self, share: float = 0.4) -> str:
         """Return a word in lower case that is not an entity: it is the question's content."""
-        words = THINGS if self.chance(0.2) else COMMON
+        words = THINGS if self.chance(0.2) else BANK["common"]
         return self.word_of(words) if self.chance(share) else self.invented()
+
+    def words(self, low: int, high: int) -> list[str]:
+        """Return distinct plain words."""
+        words: list[str] = []
+        count, share = self.rng.randint(low, high), self.rng.choice([0.0, 0.5, 1.0])
+        while len(words) < count:
+            word = self.plain_word(share)
+            if word not in words:
+                words.append(word)
+        return words
+
+    def _day(self) -> str:
+        day = self.rng.choice(DAYS)
+        return day.lower() if self.lower else day
+
+    def values(self, kinds: dict[str, str]) -> Values:
+        """Draw a value of each kind in turn: "2-99" is a number, "word 0.7" has a share."""
+        return {key: self._value(*kind.split()) for key, kind in kinds.items()}
+
+    def _value(self, kind: str, share: str = "0.4") -> str | int:
+        if kind[0].isdigit():
+            low, high = kind.split("-")
+            return self.rng.randint(int(low), int(high))
+        makers: dict[str, Callable[[], str]] = {
+            "name": self.name, "full_name": self.full_name, "city": self.city, "job": self.job,
+            "thing": self.thing, "day": self._day,
+            "event": lambda: self.word_of(EVENTS),
+            "animal": lambda: self.word_of(ANIMALS),
+            "color": lambda: self.rng.choice(COLORS),
+            "word": lambda: self.plain_word(float(share)),
+            "words": lambda: ", ".join(self.words(2, 5)),
+            "text": lambda: " ".join(
+                self.plain_word() for _ in range(self.rng.choice([1, 2, 2, 3]))
+            ),
+        }  # fmt: skip
+        return makers[kind]()
 
     def key(self, question: str) -> str:
         """Return the question in lower case with names and things blanked."""

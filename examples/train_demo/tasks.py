@@ -42,8 +42,9 @@ def words_of(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\w+", text.lower()))
 
 
-def rows_of(name: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((FOLDER / f"{name}.json").read_text())
+def rows_of(name: str) -> list[Any]:
+    """Return the rows of a file written by hand: questions with answers, or bare questions."""
+    rows: list[Any] = json.loads((FOLDER / f"{name}.json").read_text())
     return rows
 
 
@@ -51,7 +52,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 def written_words() -> dict[int, list[tuple[str, ...]]]:
     """Return the words of each question written by hand, by the number of words."""
     questions = [row["question"] for name in WRITTEN for row in rows_of(name)]
-    questions += json.loads((FOLDER / "unrelated.json").read_text())
+    questions += rows_of("unrelated")
     by_size: dict[int, list[tuple[str, ...]]] = {}
     for words in map(words_of, questions):
         by_size.setdefault(len(words), []).append(words)

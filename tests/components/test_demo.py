@@ -9,7 +9,7 @@ import pytest
 from diffray import DiffusionLLM
 from diffray.components.checkpoints.demos import DEMOS, demo_path
 from diffray.components.checkpoints.info import describe
-from examples.train_demo.evaluate import THRESHOLD, caches_of, drawn, run
+from examples.train_demo.evaluate import caches_of, drawn, run
 
 SAMPLE = 63  # nine of each task
 
@@ -45,7 +45,7 @@ def test_a_sample_confirms_the_metrics(name: str) -> None:
     promised = metrics(name)
     items = drawn("entities", SAMPLE, seed=99)
     with DiffusionLLM(name, dtype="float32") as llm:
-        found = run(llm, items, THRESHOLD, "none", int(promised["max_tokens"]))
+        found = run(llm, items, int(promised["max_tokens"]))
     share = promised["exact_match"]
     error = 4 * max(share * (1 - share), 0.01) ** 0.5 / SAMPLE**0.5
     assert abs(found["exact_match"] - share) <= error
@@ -68,5 +68,5 @@ def test_eight_bits_cost_three_answers_of_sixty_at_most(name: str, options: dict
     for wish in wishes:
         with DiffusionLLM(name, dtype="float32", **wish) as llm:
             cache = caches_of(folder(name))[1]  # by which K/V are read that were stored before
-            shares.append(run(llm, items, THRESHOLD, cache, most)["exact_match"])
+            shares.append(run(llm, items, most, cache)["exact_match"])
     assert shares[1] > shares[0] - 3.5 / SAMPLE

@@ -113,7 +113,7 @@ def logprobs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return each token's choice, its place, and its log-probability on its canvas."""
     choice_N, ids_NL, decided_NL = map(torch.tensor, zip(*canvases(output, mask), strict=True))
-    logits_WV = model(ids_NL, wanted=decided_NL) / temperature
+    logits_WV = model(ids_NL, decided_NL) / temperature
     logits_WV[:, ends] = -torch.inf  # sampling did not allow them
     row_W, at_W = decided_NL.nonzero(as_tuple=True)
     tokens = torch.tensor([choice.token_ids for choice in output.outputs])

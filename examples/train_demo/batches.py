@@ -16,11 +16,11 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.train_demo.arithmetic import fact
 from examples.train_demo.exercises import exercise
-from examples.train_demo.sampler import BLOCK
 from examples.train_demo.tasks import TASKS, chat, draw
 from examples.train_demo.vocabulary import SPACED
 from examples.train_demo.words import Item, Source
 
+BLOCK = 32  # tokens, as the models decode them
 DRILLS = 0.08, 0.03, 0.14  # shares of the batches: facts, copies, exercises
 DRILL_LENGTH, GAPS = 96, 0.03
 FIRST = {

@@ -1,8 +1,8 @@
 """Differentiable LLaDA-MoE and LLaDA2-MoE, small and plain.
 
-Parameters have the checkpoint's names; only the experts are stacked, and `to_checkpoint` splits
-them. Shapes: B batch, L length, h heads, D size of a head, R half of its rotated part, T tokens,
-H hidden, E experts, K chosen experts, S = T K copies sorted by expert.
+Parameters have LLaDA-MoE's names; `to_checkpoint` renames them for LLaDA2, and splits the experts,
+which are stacked. Shapes: B batch, L length, h heads, D size of a head, R half of its rotated part,
+T tokens, H hidden, E experts, K chosen experts, S = T K copies sorted by expert.
 """
 
 import functools
@@ -15,6 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from examples.train_demo.vocabulary import Vocabulary
+
+LLADA2_NAMES = {
+    "self_attn.": "attention.", "o_proj.": "dense.", "q_norm.": "query_layernorm.",
+    "k_norm.": "key_layernorm.",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,17 @@ class Shape:
         return num, int(c["num_key_value_heads"]), int(c.get("head_dim") or self.hidden // num)
 
     @property
+    def eps(self) -> float:
+        return float(self.config["rms_norm_eps"])
+
+    @property
     def dense_dim(self) -> int:
         return int(self.config["intermediate_size" if self.causal else "dense_intermediate_size"])
+
+    @property
+    def expert_dim(self) -> int:
+        prefix = "moe" if self.causal else "expert"
+        return int(self.config[f"{prefix}_intermediate_size"])
 
     @property
     def dense_layers(self) -> list[bool]:
@@ -50,12 +64,6 @@ class Shape:
             first = int(self.config["first_k_dense_replace"])
             return [i < first for i in range(int(self.config["num_hidden_layers"]))]
         return [sparse == 0 for sparse in self.config["moe_layer_freq"]]
-
-    @property
-    def expert_dim(self) -> int:
-        return int(
-            self.config["moe_intermediate_size" if self.causal else "expert_intermediate_size"]
-        )
 
 
 @functools.cache
@@ -77,12 +85,11 @@ def swiglu(x_T2F: Tensor) -> Tensor:
 
 
 class Sight(NamedTuple):
-    """The rotary angles of positions, and what they attend to: blocks up to their own."""
+    """The rotary angles of positions, and which keys each query attends to."""
 
     cos_LR: Tensor
     sin_LR: Tensor
-    block: int
-    real_BL: Tensor | None  # None: all positions are real
+    seen_LL: Tensor
 
     def rotate(self, x_BLhD: Tensor) -> Tensor:
         """Apply rotary embedding by halves to the first dimensions; the rest passes through."""
@@ -91,24 +98,15 @@ class Sight(NamedTuple):
         a, b, rest = x_BLhD.split([half, half, x_BLhD.shape[-1] - 2 * half], dim=-1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
 
-    @property
-    def seen(self) -> Tensor:
-        """Which keys each query attends to, [B or 1, 1, L, L]."""
-        number_L = torch.arange(len(self.cos_LR)) // self.block
-        see_1LL = (number_L[:, None] >= number_L)[None]
-        if self.real_BL is not None:
-            see_1LL = see_1LL & self.real_BL[:, None]
-        return see_1LL[:, None]
 
-
-class Norm(nn.Module):
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+def sight(shape: Shape, length: int) -> Sight:
+    """Return what positions see: all others, or with LLaDA2 blocks up to their own."""
+    c = shape.config
+    dim = int(shape.heads[2] * float(c.get("partial_rotary_factor", 1)))
+    inverse = float(c["rope_theta"]) ** (-torch.arange(0, dim, 2) / dim)
+    angle_LR = torch.outer(torch.arange(length), inverse)
+    block_L = torch.arange(length) // (int(c["block_length"]) if shape.causal else length)
+    return Sight(angle_LR.cos(), angle_LR.sin(), block_L[:, None] >= block_L)
 
 
 class Matrix(nn.Module):
@@ -125,40 +123,25 @@ class Matrix(nn.Module):
 class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        num, num_kv, dim = shape.heads
-        eps = float(shape.config["rms_norm_eps"])
-        self.shape = shape
-
+        num, num_kv, dim = self.heads = shape.heads
+        rows = {"q_proj": num * dim, "k_proj": num_kv * dim, "v_proj": num_kv * dim}
         if shape.causal:
-            self.query_key_value = Matrix((num + 2 * num_kv) * dim, shape.hidden)
-            self.query_layernorm, self.key_layernorm = Norm(dim, eps), Norm(dim, eps)
-            self.dense = Matrix(shape.hidden, num * dim)
-        else:
-            self.q_proj = Matrix(num * dim, shape.hidden)
-            self.k_proj = Matrix(num_kv * dim, shape.hidden)
-            self.v_proj = Matrix(num_kv * dim, shape.hidden)
-            self.o_proj = Matrix(shape.hidden, num * dim)
-            self.q_norm, self.k_norm = Norm(dim, eps), Norm(dim, eps)
+            rows = {"query_key_value": sum(rows.values())}
+        self.projections = [f"{name}.weight" for name in rows]
+        for name, count in rows.items():
+            self.add_module(name, Matrix(count, shape.hidden))
+        self.q_norm, self.k_norm = nn.RMSNorm(dim, shape.eps), nn.RMSNorm(dim, shape.eps)
+        self.o_proj = Matrix(shape.hidden, num * dim)
 
-    def heads(self, x_BLH: Tensor, sight: Sight) -> Tensor:
-        """Return the outputs of the heads, side by side."""
-        num, num_kv, dim = self.shape.heads
-        if self.shape.causal:
-            qkv = self.query_key_value(x_BLH)
-            norms = self.query_layernorm, self.key_layernorm
-        else:
-            rows = (self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
-            qkv = linear(x_BLH, torch.cat(rows))
-            norms = self.q_norm, self.k_norm
+    def forward(self, x_BLH: Tensor, sight: Sight) -> Tensor:
+        """Return the outputs of the heads, side by side; `o_proj` comes after them."""
+        num, num_kv, dim = self.heads
+        qkv = linear(x_BLH, torch.cat([self.get_parameter(name) for name in self.projections]))
         q, k, v = qkv.unflatten(-1, (-1, dim)).split([num, num_kv, num_kv], dim=2)
-        q, k = (sight.rotate(norm(x)) for norm, x in zip(norms, (q, k), strict=True))
+        q, k = sight.rotate(self.q_norm(q)), sight.rotate(self.k_norm(k))
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=sight.seen, enable_gqa=True)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=sight.seen_LL, enable_gqa=True)
         return y.transpose(1, 2).flatten(2)
-
-    def join(self, heads: Tensor) -> Tensor:
-        y: Tensor = self.dense(heads) if self.shape.causal else self.o_proj(heads)
-        return y
 
 
 class Mlp(nn.Module):
@@ -167,8 +150,8 @@ class Mlp(nn.Module):
         self.gate_proj, self.up_proj = Matrix(inner, hidden), Matrix(inner, hidden)
         self.down_proj = Matrix(hidden, inner)
 
-    def forward(self, x_TH: Tensor) -> Tensor:
-        inner = linear(x_TH, torch.cat((self.gate_proj.weight, self.up_proj.weight)))
+    def forward(self, x: Tensor) -> Tensor:
+        inner = linear(x, torch.cat((self.gate_proj.weight, self.up_proj.weight)))
         y: Tensor = self.down_proj(swiglu(inner))
         return y
 
@@ -223,7 +206,8 @@ class Moe(nn.Module):
         self.balance = (share_E * self.load_E / chosen_TK.numel()).sum() * self.num
         return chosen_TK, weight_TK
 
-    def forward(self, x_TH: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        x_TH = x.flatten(0, -2)
         chosen_TK, weight_TK = self.route(x_TH)
         order_S = chosen_TK.flatten().argsort(stable=True)
         rows_S = order_S // chosen_TK.shape[1]
@@ -233,45 +217,34 @@ class Moe(nn.Module):
         y_SH = torch.cat([linear(swiglu(linear(x, w13)), w2) for x, w13, w2 in each])
         y_SH = y_SH * weight_TK.flatten()[order_S, None]
         y_TH = torch.zeros(x_TH.shape).index_add(0, rows_S, y_SH)
-        return y_TH + self.shared_experts(x_TH) if self.shape.causal else y_TH
+        y_TH = y_TH + self.shared_experts(x_TH) if self.shape.causal else y_TH
+        return y_TH.view_as(x)
 
 
 class Layer(nn.Module):
     def __init__(self, shape: Shape, dense: bool) -> None:
         super().__init__()
-        eps = float(shape.config["rms_norm_eps"])
-        self.input_layernorm = Norm(shape.hidden, eps)
-        self.post_attention_layernorm = Norm(shape.hidden, eps)
-        self.attention_name = "attention" if shape.causal else "self_attn"
-        self.add_module(self.attention_name, Attention(shape))
+        self.input_layernorm = nn.RMSNorm(shape.hidden, shape.eps)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, shape.eps)
+        self.self_attn = Attention(shape)
         self.mlp = Mlp(shape.hidden, shape.dense_dim) if dense else Moe(shape)
-        shared = shape.config.get("shared_expert_intermediate_size")
-        if shared and not dense:
-            self.shared_expert = Mlp(shape.hidden, int(shared))
 
-    def forward(self, x_BLH: Tensor, sight: Sight, wanted: Tensor | None) -> Tensor:
+    def forward(self, x_BLH: Tensor, sight: Sight, wanted_BL: Tensor | None = None) -> Tensor:
         """Return the next hidden states; if `wanted` is given, only of its positions, as [N, H]."""
-        attention = self.get_submodule(self.attention_name)
-        assert isinstance(attention, Attention)
-        heads = attention.heads(self.input_layernorm(x_BLH), sight)
-        if wanted is None:
-            x_TH, heads = x_BLH.flatten(0, 1), heads.flatten(0, 1)
-        else:
-            x_TH, heads = x_BLH[wanted], heads[wanted]
-        x_TH = x_TH + attention.join(heads)
-        h_TH = self.post_attention_layernorm(x_TH)
-        y: Tensor = x_TH + self.mlp(h_TH)
-        # LLaDA-MoE has its shared expert beside the MLP, LLaDA2 inside it.
-        if "shared_expert" in self._modules:
-            y = y + self.shared_expert(h_TH)
-        return y.view(x_BLH.shape) if wanted is None else y
+        heads = self.self_attn(self.input_layernorm(x_BLH), sight)
+        x = x_BLH
+        if wanted_BL is not None:
+            x, heads = x[wanted_BL], heads[wanted_BL]
+        x = x + self.self_attn.o_proj(heads)
+        y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return y
 
 
 class Body(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Layer(shape, dense) for dense in shape.dense_layers)
-        self.norm = Norm(shape.hidden, float(shape.config["rms_norm_eps"]))
+        self.norm = nn.RMSNorm(shape.hidden, shape.eps)
 
 
 class DemoModel(nn.Module):
@@ -285,50 +258,51 @@ class DemoModel(nn.Module):
     def moes(self) -> list[Moe]:
         return [m for m in self.modules() if isinstance(m, Moe)]
 
-    def forward(
-        self, ids_BL: Tensor, real_BL: Tensor | None = None, wanted: Tensor | None = None
-    ) -> Tensor:
-        """Return the logits; if `wanted` is given, only at its positions.
-
-        No position attends to those that are not `real`; by default all are.
-        """
+    def forward(self, ids_BL: Tensor, wanted_BL: Tensor) -> Tensor:
+        """Return the logits at the wanted positions."""
         table_VH = self.vocabulary.embedding()
-        sight = self.sight(ids_BL.shape[1], real_BL)
+        seen = sight(self.shape, ids_BL.shape[1])
         x = F.embedding(ids_BL, table_VH)
         *layers, last = self.model.layers
         for layer in layers:
-            x = layer(x, sight, None)
-        x = last(x, sight, wanted)
+            x = layer(x, seen)
+        x = last(x, seen, wanted_BL)
         return linear(self.model.norm(x), self.vocabulary.head(table_VH))
 
-    def sight(self, length: int, real_BL: Tensor | None) -> Sight:
-        c = self.shape.config
-        dim = int(self.shape.heads[2] * float(c.get("partial_rotary_factor", 1)))
-        inverse = float(c["rope_theta"]) ** (-torch.arange(0, dim, 2) / dim)
-        angle_LR = torch.outer(torch.arange(length), inverse)
-        block = int(c["block_length"]) if self.shape.causal else length
-        return Sight(angle_LR.cos(), angle_LR.sin(), block, real_BL)
+
+def initialise(model: DemoModel) -> None:
+    """Draw the weights of all matrices of the layers."""
+    c, causal = model.shape.config, model.shape.causal
+    for name, parameter in model.model.named_parameters():
+        if parameter.dim() < 2:
+            continue
+        std = parameter.shape[-1] ** -0.5
+        if any(part in name for part in ("o_proj", "w2", "down_proj")):
+            std /= math.sqrt(2 * int(c["num_hidden_layers"]))
+        if "w2" in name and not causal:
+            std *= int(c["num_experts"]) / 2  # a softmax gives each of two experts about 1/16
+        if "mlp.gate.weight" in name:
+            std = 0.02
+        nn.init.normal_(parameter, std=std)
 
 
 def to_checkpoint(model: DemoModel) -> dict[str, Tensor]:
     """Return the state under the checkpoint's names, with the experts split."""
-    embedding = "word_embeddings" if model.shape.causal else "embed_tokens"
+    causal, table_VH = model.shape.causal, model.vocabulary.embedding()
     state = {
-        f"model.{embedding}.weight": model.vocabulary.embedding().detach(),
-        "lm_head.weight": model.vocabulary.head(model.vocabulary.embedding()).detach(),
+        f"model.{'word_embeddings' if causal else 'embed_tokens'}.weight": table_VH.detach(),
+        "lm_head.weight": model.vocabulary.head(table_VH).detach(),
     }
-    for name, tensor in model.state_dict().items():
-        if name.startswith("vocabulary."):
-            continue
-        head, _, stack = name.rpartition(".")
-        if stack == "w13_experts":
-            for e, w13 in enumerate(tensor):
-                (
-                    state[f"{head}.experts.{e}.gate_proj.weight"],
-                    state[f"{head}.experts.{e}.up_proj.weight"],
-                ) = w13.chunk(2)
-        elif stack == "w2_experts":
-            state |= {f"{head}.experts.{e}.down_proj.weight": w2 for e, w2 in enumerate(tensor)}
-        else:
+    for name, tensor in model.model.state_dict(prefix="model.").items():
+        place, _, stack = name.rpartition(".")
+        if causal:
+            for ours, theirs in LLADA2_NAMES.items():
+                name = name.replace(ours, theirs)
+        if not stack.endswith("_experts"):
             state[name] = tensor
+            continue
+        parts = ("gate", "up") if stack == "w13_experts" else ("down",)
+        for number, expert in enumerate(tensor):
+            names = [f"{place}.experts.{number}.{part}_proj.weight" for part in parts]
+            state |= zip(names, expert.chunk(len(parts)), strict=True)
     return state

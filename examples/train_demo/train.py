@@ -1,39 +1,51 @@
 """Train a demo model: `python -m examples.train_demo.train llada_moe --out DIR`.
 
 Masked diffusion on the answer, Muon and AdamW, a schedule in steps. DIR holds state.pt, from which
-the same command resumes as if it had not stopped; export/, a checkpoint folder; and
-begun.safetensors, from which `--begin` continues on another machine.
+the same command resumes as if it had not stopped, and export/, a checkpoint folder. `--begin` names
+the folder of another run, from whose averaged weights this one starts.
 """
 
 import argparse
 import copy
 import json
-import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerFast
 
+from diffray import DiffusionLLM
+from diffray.components.checkpoints.demos import DEMOS, demo_path
 from examples.train_demo.batches import Batch, Batches
-from examples.train_demo.layouts import CONFIGS, build_config, initialise
-from examples.train_demo.model import DemoModel, products_dtype, to_checkpoint
+from examples.train_demo.evaluate import drawn, run
+from examples.train_demo.model import DemoModel, initialise, products_dtype, to_checkpoint
 from examples.train_demo.muon import Muon
-from examples.train_demo.sampler import generate
-from examples.train_demo.tasks import TASKS, chat, draw
-from examples.train_demo.tokenizer import load_tokenizer, wrap
+from examples.train_demo.tasks import TASKS
+from examples.train_demo.tokenizer import load_tokenizer
 from examples.train_demo.transfer import to_llada_moe
 
 STEPS, PARTS = 40000, 2  # batches in a step
 COPYING, FALL = 0.2, 0.5  # shares of the steps: mostly copying; with a falling rate
 TEMPERATURE = 0.8  # of the loss; inference, at 1, is less confident and accepts fewer wrong tokens
+
+
+def build_config(name: str, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """Return the config of the shipped model of that layout, with the tokenizer's ids."""
+    shipped = demo_path({layout: demo for demo, layout in DEMOS.items()}[name])
+    assert shipped is not None
+    config: dict[str, Any] = json.loads((shipped / "config.json").read_text())
+    return config | {
+        "vocab_size": len(tokenizer),
+        "mask_token_id": tokenizer.mask_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
 
 
 def build_optimizers(model: DemoModel) -> list[Optimizer]:
@@ -59,7 +71,7 @@ def loss_of(model: DemoModel, batch: Batch) -> tuple[Tensor, float]:
     chosen = batch.weight_BL > 0
     target, weight = batch.target_BL[chosen], batch.weight_BL[chosen]
     weight = weight / weight.sum()
-    logits = model(batch.input_BL, None, chosen) / TEMPERATURE
+    logits = model(batch.input_BL, chosen) / TEMPERATURE
     loss = (F.cross_entropy(logits, target, reduction="none") * weight).sum()
     right = ((logits.detach().argmax(-1) == target) * weight).sum()
     balance = sum((m.balance for m in model.moes), torch.zeros(()))
@@ -73,25 +85,13 @@ def shift_bias(model: DemoModel) -> None:
         moe.gate.expert_bias += 0.001 * (load_E.mean() - load_E).sign()
 
 
-def evaluate(
-    model: DemoModel, tokenizer: PreTrainedTokenizerFast, per_task: int, seed: int = 1234
-) -> dict[str, float]:
+def held_out(folder: Path, per_task: int) -> dict[str, float]:
     """Return exact match by task and tokens per forward on held-out items in trained phrasings."""
-    rng = random.Random(seed)
-    scores: dict[str, float] = {}
-    tokens = forwards = 0
-    for task in TASKS:
-        items = [draw(rng, task, "entities") for _ in range(per_task)]
-        prompts: Any = tokenizer.apply_chat_template(
-            [chat(item) for item in items], add_generation_prompt=True, return_dict=False
-        )
-        samples = generate(model, prompts, 96, tokenizer.mask_token_id, tokenizer.eos_token_id)
-        answers = [str(tokenizer.decode(sample.tokens)).strip() for sample in samples]
-        hits = [a == item.answer for a, item in zip(answers, items, strict=True)]
-        scores[task] = round(sum(hits) / per_task, 3)
-        tokens += sum(len(sample.tokens) for sample in samples)
-        forwards += sum(sample.forwards for sample in samples)
-    return scores | {"tokens_per_forward": round(tokens / forwards, 2)}
+    items = drawn("entities", per_task * len(TASKS), 1234, TASKS)
+    with DiffusionLLM(str(folder), dtype="float32") as llm:
+        found = run(llm, items, 96)
+    scores: dict[str, float] = found["exact_match_by_task"]
+    return scores | {"tokens_per_forward": found["tokens_per_forward"]}
 
 
 def export(model: DemoModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -173,6 +173,7 @@ class Run:
             "optimizers": [o.state_dict() for o in self.optimizers],
             "batches": self.batches.state(),
             "begun": self.begun, "step": self.step, "tokens": self.tokens, "seconds": self.seconds,
+            "name": self.name,
             "torch_rng": torch.get_rng_state(),
         }  # fmt: skip
         torch.save(state, path.with_suffix(".new"))
@@ -189,42 +190,19 @@ class Run:
         self.tokens, self.seconds = state["tokens"], state["seconds"]
         torch.set_rng_state(state["torch_rng"])
 
-    def keep(self, path: Path) -> None:
-        """Write the averaged weights in bfloat16, for a run on another machine to start from."""
-        metadata = {
-            "model": self.name, "step": str(self.step), "tokens": str(self.tokens),
-            "seconds": f"{self.seconds:.0f}",
-            "tokenizer": self.tokenizer.backend_tokenizer.to_str(),
-        }  # fmt: skip
-        tensors = {name: t.detach().bfloat16() for name, t in trained(self.average).items()}
-        save_file(tensors, path.with_suffix(".new"), metadata=metadata)
-        path.with_suffix(".new").replace(path)
-
     def begin(self, path: Path) -> None:
-        """Continue from kept weights: the step count goes on, momentum and rate warm up again."""
-        metadata, tensors = read_metadata(path), load_file(path)
-        if (metadata["model"], self.name) == ("llada2_moe", "llada_moe"):
-            tensors = to_llada_moe(tensors, trained(self.model))
-        elif metadata["model"] != self.name:
-            raise ValueError(f"{path} has the weights of {metadata['model']}, not of {self.name}")
+        """Start from another run's average: its steps count, momentum and rate warm up again."""
+        state = torch.load(path, weights_only=False)
+        weights = state["average"]
+        if (state["name"], self.name) == ("llada2_moe", "llada_moe"):
+            weights = to_llada_moe(weights, self.model.state_dict(), self.model.shape)
+        elif state["name"] != self.name:
+            raise ValueError(f"{path} has the weights of {state['name']}, not of {self.name}")
         for model in (self.model, self.average):
-            for name, tensor in trained(model).items():
-                tensor.data.copy_(tensors[name])
-        self.begun = self.step = int(metadata["step"])
-        self.tokens, self.seconds = int(metadata["tokens"]), float(metadata["seconds"])
+            model.load_state_dict(weights)
+        self.begun = self.step = state["step"]
+        self.tokens, self.seconds = state["tokens"], state["seconds"]
         self.batches.rng.seed(f"{self.seed} {self.step}")  # draws new examples
-
-
-def trained(model: DemoModel) -> dict[str, Tensor]:
-    """Return the tensors that training changes."""
-    biases = {name: b for name, b in model.named_buffers() if name.endswith("expert_bias")}
-    return dict(model.named_parameters()) | biases
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    with safe_open(path, "pt") as file:
-        metadata: dict[str, str] = file.metadata()
-    return metadata
 
 
 class Log:
@@ -251,14 +229,13 @@ def train(arguments: argparse.Namespace) -> Run:
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     if arguments.begin and not (out / "tokenizer").exists():
-        begun_with = read_metadata(arguments.begin)["tokenizer"]
-        wrap(Tokenizer.from_str(begun_with)).save_pretrained(out / "tokenizer")
+        shutil.copytree(arguments.begin / "tokenizer", out / "tokenizer")
     tokenizer = load_tokenizer(out / "tokenizer")
     run = Run(arguments.model, tokenizer, arguments.seed, arguments.tokens)
     if (out / "state.pt").exists():
         run.load(out / "state.pt")
     elif arguments.begin:
-        run.begin(arguments.begin)
+        run.begin(arguments.begin / "state.pt")
     print(f"{sum(p.numel() for p in run.model.parameters()):,} parameters", flush=True)
     log = Log()
     saved = evaluated = time.monotonic()
@@ -271,24 +248,23 @@ def train(arguments: argparse.Namespace) -> Run:
         if done or now > saved + 60 * arguments.save_every:
             saved = now
             run.save(out / "state.pt")
-            run.keep(out / "begun.safetensors")
         if done or now > evaluated + 60 * arguments.evaluate_every:
             evaluated = now
-            scores = evaluate(run.average, tokenizer, arguments.evaluate_items)
-            print(f"{where} held-out {scores}", flush=True)
             export(run.average, tokenizer, out / "export")
+            scores = held_out(out / "export", arguments.evaluate_items)
+            print(f"{where} held-out {scores}", flush=True)
     return run
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", choices=CONFIGS)
+    parser.add_argument("model", choices=DEMOS.values())
     parser.add_argument("--steps", type=int, default=STEPS, help="in all")
     parser.add_argument("--fall", type=float, default=FALL, help="share of steps, falling rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
-        "--begin", type=Path, help="kept weights to start from, if --out has no state.pt"
+        "--begin", type=Path, help="another run to start from, if --out has no state.pt"
     )
     parser.add_argument(
         "--tokens", type=int, default=2048, help="tokens in each of a step's batches"

@@ -8,57 +8,46 @@ rotate at the same speed. The shared expert has no counterpart and is dropped.
 import torch
 from torch import Tensor
 
-from examples.train_demo.layouts import EXPERTS, HEAD_DIM, HEADS
+from examples.train_demo.model import Shape
 
-NAMES = {
-    "attention.dense.": "self_attn.o_proj.",
-    "attention.query_layernorm.": "self_attn.q_norm.",
-    "attention.key_layernorm.": "self_attn.k_norm.",
-}
-_EIGHT = torch.arange(HEAD_DIM // 4)
-# For each of LLaDA-MoE's rows of a head, the row of LLaDA2 that moves there: the rotated pair (i,
-# i + 8) to (2 i, 2 i + 16), where the angles are the same, and the others between them.
-PLACE = torch.stack((_EIGHT, _EIGHT + 16, _EIGHT + 8, _EIGHT + 24)).view(2, 2, -1).mT.flatten()
 # LLaDA2's two experts have a total weight of 2, those of a plain softmax about this.
 SOFTMAX = 0.5
 
 
-def to_llada_moe(tensors: dict[str, Tensor], fresh: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights for a `llada_moe` whose untrained weights are `fresh`."""
+def to_llada_moe(
+    tensors: dict[str, Tensor], fresh: dict[str, Tensor], shape: Shape
+) -> dict[str, Tensor]:
+    """Return the weights for a `llada_moe` of this shape whose untrained weights are `fresh`."""
+    num, num_kv, dim = shape.heads
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        tensor = tensor.float()
-        if name.endswith("query_key_value.weight"):
-            rows = HEADS * HEAD_DIM, HEADS // 2 * HEAD_DIM, HEADS // 2 * HEAD_DIM
-            head = name.replace("attention.query_key_value.weight", "self_attn.")
-            q, k, v = tensor.split(rows)
-            found |= {f"{head}q_proj.weight": _pairs(q), f"{head}k_proj.weight": _pairs(k)}
-            found[f"{head}v_proj.weight"] = v
-        elif "shared_experts" in name or name.endswith("expert_bias"):
-            continue
-        else:
-            for ours, theirs in NAMES.items():
-                name = name.replace(ours, theirs)
-            found[name] = _pairs(tensor) if "q_norm" in name or "k_norm" in name else tensor
-            if "experts" in name:
-                found[name] = _wider(name, tensor, fresh[name])
+        head, _, _ = name.partition("query_key_value")
+        if head != name:
+            q, k, v = tensor.split([num * dim, num_kv * dim, num_kv * dim])
+            rows = {"q": _pairs(q, dim), "k": _pairs(k, dim), "v": v}
+            found |= {f"{head}{part}_proj.weight": weight for part, weight in rows.items()}
+        elif "q_norm" in name or "k_norm" in name:
+            found[name] = _pairs(tensor, dim)
+        elif name in fresh:
+            found[name] = _wider(name, tensor, fresh[name]) if "_experts" in name else tensor
     return found
 
 
-def _pairs(rows: Tensor) -> Tensor:
-    moved: Tensor = rows.unflatten(0, (-1, HEAD_DIM))[:, PLACE].flatten(0, 1)
+def _pairs(rows: Tensor, dim: int) -> Tensor:
+    """Move the rotated pair (i, i + 8) to (2 i, 2 i + 16), and the others between them."""
+    eight = torch.arange(dim // 4)
+    place = torch.stack((eight, eight + 16, eight + 8, eight + 24)).view(2, 2, -1).mT.flatten()
+    moved: Tensor = rows.unflatten(0, (-1, dim))[:, place].flatten(0, 1)
     return moved
 
 
 def _wider(name: str, tensor: Tensor, fresh: Tensor) -> Tensor:
-    """Widen an expert with fresh columns, which contribute nothing at first."""
+    """Widen experts with fresh columns, which contribute nothing at first."""
     wide = fresh.detach().clone()
     if name.endswith("w2_experts"):
         wide.zero_()
         wide[..., : tensor.shape[2]] = tensor * (2 / SOFTMAX)
     else:
         rows = tensor.shape[1] // 2
-        wide.view(EXPERTS, 2, -1, wide.shape[2])[:, :, :rows] = tensor.view(
-            EXPERTS, 2, rows, wide.shape[2]
-        )
+        wide.unflatten(1, (2, -1))[:, :, :rows] = tensor.unflatten(1, (2, -1))
     return wide

@@ -5,7 +5,6 @@ from typing import NamedTuple
 from examples.train_demo.words import Item, Source, bank
 
 BANK = bank("python_functions")
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Known(NamedTuple):
@@ -20,6 +19,15 @@ class Known(NamedTuple):
 KNOWN = {name: Known(**parts) for name, parts in BANK["known"].items()}
 
 
+class Wanted(NamedTuple):
+    """A function, and the words that ask for it: a name, and what comes after "that" and "to"."""
+
+    called: str
+    that: str
+    to: str
+    code: str
+
+
 class Filter(NamedTuple):
     before: str
     after: str
@@ -28,34 +36,12 @@ class Filter(NamedTuple):
 
 def _filter(s: Source) -> Filter:
     k = s.rng.randint(2, 30) if s.chance(0.8) else s.rng.choice([0, 1, 50, 100])
-    above = s.phrase("greater than|above|larger than|bigger than|over|more than")
-    below = s.phrase("less than|below|smaller than|under|lower than")
-    divisible = s.phrase(
-        "divisible by|that are multiples of|which can be divided by|that {} divides"
-    ).format(k)
-    if str(k) not in divisible:
-        divisible = f"{divisible} {k}"
-    return s.rng.choice(
-        [
-            Filter("", "", ""),
-            Filter("even ", "", "x % 2 == 0"),
-            Filter("odd ", "", "x % 2 == 1"),
-            Filter("positive ", "", "x > 0"),
-            Filter("negative ", "", "x < 0"),
-            Filter("", f" {above} {k}", f"x > {k}"),
-            Filter("", f" {below} {k}", f"x < {k}"),
-            Filter("", f" {divisible}", f"x % {max(k, 2)} == 0")
-            if k > 1
-            else Filter("even ", "", "x % 2 == 0"),
-            Filter("", f" {s.phrase('different from|not equal to|other than')} {k}", f"x != {k}"),
-        ]
-    )
-
-
-def _map(s: Source) -> tuple[str, str]:
-    k = s.rng.randint(2, 30)
-    what, value = s.rng.choice(BANK["maps"])
-    return what.format(k=k), value.format(k=k)
+    said = {name: s.phrase(texts) for name, texts in BANK["comparing"].items()}
+    said = {name: t.format(k) if "{}" in t else f"{t} {k}" for name, t in said.items()}
+    before, after, test = s.rng.choice(BANK["filters"])
+    if k < 2 and "divisible" in after:
+        before, after, test = "even ", "", "x % 2 == 0"
+    return Filter(before, after.format(**said), test.format(k=k))
 
 
 def _called(s: Source, default: str) -> tuple[str, str]:
@@ -68,10 +54,13 @@ def _called(s: Source, default: str) -> tuple[str, str]:
     return name, s.phrase([" called {}", " named {}", " with the name {}", " {}"]).format(name)
 
 
-def _numbers_function(s: Source) -> tuple[str, str, str, str]:
+def _numbers_function(s: Source) -> Wanted:
     aggregate = s.rng.choice(list(BANK["numbers"]))
     keep = _filter(s)
-    mapped, value = _map(s) if aggregate not in ("count", "collect") or s.chance(0.3) else ("", "x")
+    mapped, value = "", "x"
+    if aggregate not in ("count", "collect") or s.chance(0.3):
+        k = s.rng.randint(2, 30)
+        mapped, value = (text.format(k=k) for text in s.rng.choice(BANK["maps"]))
     if aggregate == "count":
         mapped, value = "", "x"
     asks = BANK["numbers"][aggregate]
@@ -84,102 +73,73 @@ def _numbers_function(s: Source) -> tuple[str, str, str, str]:
     what = f"{mapped}{keep.before}{noun}{keep.after}"
     where = s.phrase(" in a list| of a list| from a list| in a given list|")
     if values != "numbers":
-        where = s.phrase(
-            " in a list called {}| of a list {}| from the list {}| in a list named {}"
-        ).format(values)
+        named = " in a list called {}| of a list {}| from the list {}| in a list named {}"
+        where = s.phrase(named).format(values)
     name, called = _called(s, aggregate)
     if aggregate in ("largest", "smallest") and not mapped and s.chance(0.4):
         what = f"{keep.before}number{keep.after}"
         asks = BANK["one_number"][aggregate]
-    return (
-        called,
-        f"returns {s.phrase(asks['returns']).format(what)}{where}",
-        f"{s.phrase(asks['to']).format(what)}{where}",
-        f"def {name}({values}):\n    return {body}",
-    )
+    that, to = (s.phrase(asks[way]).format(what) + where for way in ("returns", "to"))
+    return Wanted(called, f"returns {that}", to, f"def {name}({values}):\n    return {body}")
 
 
-def _words_function(s: Source) -> tuple[str, str, str, str]:
-    k, letter = s.rng.randint(2, 12), s.rng.choice(LETTERS)
-    length = s.rng.choice(["letters", "letters", "characters"])
-    phrase, test = s.rng.choice(
-        [
-            (f"{s.phrase('longer than|with more than')} {k} {length}", f"len(word) > {k}"),
-            (f"{s.phrase('shorter than|with fewer than')} {k} {length}", f"len(word) < {k}"),
-            (
-                f"{s.phrase('that start with|beginning with|starting with')} {letter}",
-                f"word.startswith('{letter}')",
-            ),
-            (
-                f"{s.phrase('that end with|ending with|ending in')} {letter}",
-                f"word.endswith('{letter}')",
-            ),
-            (
-                f"{s.phrase('that contain|containing|with the letter')} {letter}",
-                f"'{letter}' in word",
-            ),
-        ]
-    )
+def _words_function(s: Source) -> Wanted:
+    values = {"k": s.rng.randint(2, 12), "letter": s.rng.choice("abcdefghijklmnopqrstuvwxyz")}
+    values["length"] = s.rng.choice(["letters", "letters", "characters"])
+    filters = [(s.phrase(keep["said"]), keep) for keep in BANK["word_filters"]]
+    said, keep = s.rng.choice(filters)
+    what = f"{said} {keep['what']}".format(**values)
     kind = s.rng.choice(["list", "count", "upper", "lengths", "reversed"])
     asks = BANK["words"][kind]
     name, called = _called(s, f"{kind}_words")
     where = s.phrase(" in a text| of a text| in a string| of a sentence|")
-    loop = f"for word in text.split() if {test}"
-    return (
-        called,
-        f"returns {s.phrase(asks['returns']).format(phrase)}{where}",
-        f"{s.phrase(asks['to']).format(phrase)}{where}",
-        f"def {name}(text):\n    return {asks['call'].format(loop)}",
-    )
+    body = asks["call"].format(f"for word in text.split() if {keep['test'].format(**values)}")
+    that, to = (s.phrase(asks[way]).format(what) + where for way in ("returns", "to"))
+    return Wanted(called, f"returns {that}", to, f"def {name}(text):\n    return {body}")
 
 
-def _known_function(s: Source) -> tuple[str, str, str, str]:
+def _known_function(s: Source) -> Wanted:
     default = s.rng.choice(list(KNOWN))
     arguments, body, that, to = KNOWN[default]
     name, called = _called(s, default)
     if default in ("factorial", "fibonacci", "product"):
         body = body.replace(default + "(", name + "(")
-    return called, s.phrase(that), s.phrase(to), f"def {name}({arguments}):\n    {body}"
+    return Wanted(called, s.phrase(that), s.phrase(to), f"def {name}({arguments}):\n    {body}")
 
 
-def _each_function(s: Source) -> tuple[str, str, str, str]:
+def _divisible_function(s: Source, k: int) -> Wanted:
+    name, called = _called(s, "is_divisible")
+    what = s.phrase("a number {}|n {}|an integer {}")
+    what = what.format(s.phrase("is divisible by {}|can be divided by {}")).format(k)
+    that = s.phrase("checks whether|tells if|returns whether|tests if")
+    to = s.phrase("check if|test whether|find out if|tell if")
+    code = f"def {name}(n):\n    return n % {k} == 0"
+    return Wanted(called, f"{that} {what}", f"{to} {what}", code)
+
+
+def _each_function(s: Source) -> Wanted:
     """Return a function of each number of a list, or one that tests a number for a divisor."""
     k = s.rng.randint(2, 30)
     if s.chance(0.15):
-        name, called = _called(s, "is_divisible")
-        what = s.phrase("a number {}|n {}|an integer {}")
-        what = what.format(s.phrase("is divisible by {}|can be divided by {}")).format(k)
-        return (
-            called,
-            f"{s.phrase('checks whether|tells if|returns whether|tests if')} {what}",
-            f"{s.phrase('check if|test whether|find out if|tell if')} {what}",
-            f"def {name}(n):\n    return n % {k} == 0",
-        )
+        return _divisible_function(s, k)
     verb = s.rng.choice(list(BANK["each"]))
-    parts = BANK["each"][verb]
-    that, to, after, value = (parts[p].format(k) for p in ("that", "to", "after", "value"))
+    that, to, after, value = (text.format(k) for text in BANK["each"][verb].values())
     what = s.phrase(BANK["each_number"])
     what += after + s.phrase(" in a list| of a list|| in the list")
     name, called = _called(s, verb)
-    return (
-        called,
-        f"{that} {what}",
-        f"{to} {what}",
-        f"def {name}(numbers):\n    return [{value} for x in numbers]",
-    )
+    code = f"def {name}(numbers):\n    return [{value} for x in numbers]"
+    return Wanted(called, f"{that} {what}", f"{to} {what}", code)
 
 
 def python_function(s: Source) -> Item:
-    make = s.rng.choices(
-        (_numbers_function, _words_function, _known_function, _each_function),
-        (0.4, 0.2, 0.25, 0.15),
-    )[0]
-    called, that, to, answer = make(s)
+    makers = _numbers_function, _words_function, _known_function, _each_function
+    (make,) = s.rng.choices(makers, (0.4, 0.2, 0.25, 0.15))
+    called, that, to, code = make(s)
     if not called and that.startswith("returns ") and s.chance(0.3):
         noun = that.removeprefix("returns ")
         if not noun.startswith("whether"):
-            return s.item("code", s.phrase(BANK["ask_noun"]).format(n=noun), answer)
+            return s.item("code", s.phrase(BANK["ask_noun"]).format(n=noun), code)
     if s.chance(0.5):
-        return s.item("code", s.phrase(BANK["ask_that"]).format(c=called, t=that), answer)
+        return s.item("code", s.phrase(BANK["ask_that"]).format(c=called, t=that), code)
     asks = [ask for ask in BANK["ask_to"] if "{c}" in ask or not called]
-    return s.item("code", s.phrase(asks).format(c=called, t=to), answer)
+    return s.item("code", s.phrase(asks).format(c=called, t=to), code)

@@ -19,22 +19,9 @@ MASK, EOS = "<|mask|>", "<|endoftext|>"
 SPECIAL = (
     EOS, MASK, "<|role_end|>", "<role>SYSTEM</role>", "<role>HUMAN</role>", "<role>ASSISTANT</role>"
 )  # fmt: skip
-CHAT_TEMPLATE = (
-    "{% if tools %}<role>SYSTEM</role>{% for tool in tools %}{% set f = tool['function'] or tool %}"
-    "{{ f['name'] }}({% for name, given in ((f['parameters'] or {})['properties'] or {}).items() %}"
-    "{{ name + ': ' + (given['type'] if given['type'] is string else 'any') }}"
-    "{{ '' if loop.last else ', ' }}{% endfor %})"
-    "{{ ': ' + f['description'] if f['description'] }}{{ '' if loop.last else '\\n' }}{% endfor %}"
-    "<|role_end|>{% endif %}"
-    "{% for message in messages %}{% set role = message['role'] | upper %}"
-    "{{ '<role>' + {'USER': 'HUMAN', 'TOOL': 'SYSTEM'}.get(role, role) + '</role>' }}"
-    "{{ message['content'] or '' }}{% for call in message['tool_calls'] or [] %}"
-    "{% set f = call['function'] %}{% set given = f['arguments'] %}"
-    "{{ '<tool_call>\\n{\"name\": \"' + f['name'] + '\", \"arguments\": ' }}"
-    "{{ given if given is string else given | tojson(separators=(',', ':')) }}"
-    "{{ '}\\n</tool_call>' + ('' if loop.last else '\\n') }}{% endfor %}"
-    "{{ '<|role_end|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<role>ASSISTANT</role>' }}{% endif %}"
+# Its lines are joined: they are broken for the reader.
+CHAT_TEMPLATE = "".join(
+    Path(__file__).with_name("chat_template.jinja").read_text("utf-8").splitlines()
 )
 # A number up to 199 is one piece, larger ones are several; both include the space before them.
 PIECES = r" ?1\d\d| ?\d\d?| ?[A-Za-z]+|\s+| ?[^\sA-Za-z\d]+"

@@ -12,7 +12,6 @@ import random
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +28,7 @@ from examples.train_demo.tasks import (
     WRITTEN,
     chat,
     draw,
+    drawn,
     is_near_written,
     rows_of,
 )
@@ -102,15 +102,6 @@ def share(hits: Hits) -> float:
 
 def shares(hits: Hits) -> dict[str, float]:
     return {kind: share({kind: found}) for kind, found in hits.items()}
-
-
-def drawn(split: str, count: int, seed: int, tasks: Iterable[str] = GENERATORS) -> list[Item]:
-    """Return distinct items of one split, from each task in turn."""
-    rng, items, names = random.Random(seed), dict[str, Item](), list(tasks)
-    while len(items) < count:
-        item = draw(rng, names[len(items) % len(names)], split)
-        items.setdefault("\n".join(m["content"] for m in chat(item)), item)
-    return list(items.values())
 
 
 def harder_half(count: int, seed: int) -> list[Item]:

@@ -10,22 +10,20 @@ import argparse
 import functools
 import json
 import random
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from examples.train_demo.arithmetic import arithmetic
 from examples.train_demo.json_extraction import json_extraction
-from examples.train_demo.noise import noisy
+from examples.train_demo.noise import noisy, reworded
 from examples.train_demo.outside import outside
 from examples.train_demo.python_functions import python_function
-from examples.train_demo.rewording import reworded
 from examples.train_demo.rewriting import rewriting
 from examples.train_demo.second_turns import second_turn
 from examples.train_demo.tool_questions import tool_question
 from examples.train_demo.word_problems import word_problem
-from examples.train_demo.words import Item, Source, bucket
+from examples.train_demo.words import Item, Source, bucket, words_of
 
 GENERATORS: dict[str, Callable[[Source], Item]] = {
     "arithmetic": arithmetic, "math": word_problem, "code": python_function,
@@ -34,27 +32,22 @@ GENERATORS: dict[str, Callable[[Source], Item]] = {
 }  # fmt: skip
 TASKS = (*GENERATORS, "later", "tool")  # also after other questions, and beside functions
 HARDER = ("math", "json", "code", "turn")
-FOLDER = Path(__file__).parent / "written"
 WRITTEN = ("questions", "asked", "later", "tools")
-
-
-def words_of(text: str) -> tuple[str, ...]:
-    return tuple(re.findall(r"\w+", text.lower()))
 
 
 def rows_of(name: str) -> list[Any]:
     """Return the rows of a file written by hand: questions with answers, or bare questions."""
-    rows: list[Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    text = Path(__file__).parent.joinpath("written", f"{name}.json").read_text("utf-8")
+    rows: list[Any] = json.loads(text)
     return rows
 
 
 @functools.cache
-def written_words() -> dict[int, list[tuple[str, ...]]]:
+def written_words() -> dict[int, list[list[str]]]:
     """Return the words of each question written by hand, by the number of words."""
     questions = [row["question"] for name in WRITTEN for row in rows_of(name)]
-    questions += rows_of("unrelated")
-    by_size: dict[int, list[tuple[str, ...]]] = {}
-    for words in map(words_of, questions):
+    by_size: dict[int, list[list[str]]] = {}
+    for words in map(words_of, questions + rows_of("unrelated")):
         by_size.setdefault(len(words), []).append(words)
     return by_size
 
@@ -89,25 +82,28 @@ def draw(rng: random.Random, task: str, split: str = "train", noise: bool = True
         item = make(source)
         if noise and split == "train" and item.role == "user" and source.chance(0.25):
             item = reworded(source, item)
-        if is_held_out(item) == (split == "train"):
-            continue
-        if split == "phrasings" and not source.used_held_out_phrase:
-            continue
-        if task == "tool" and source.chance(0.2):
-            item = _after_others(rng, item, split, noise)
-        if not noise or item.role == "tool":
-            return item
-        source.phrasings = False
-        spared = set(words_of(item.answer)) if task != "outside" else set()
-        spared |= {w for drawn in source.drawn for w in words_of(drawn)}
-        ending = task in ("math", "code", "outside", "arithmetic")
-        typed = noisy(source, item.question, spared, ending)
-        wanted = set(words_of(item.answer)) - set(words_of(typed))
-        if task == "tool":
-            wanted &= set(words_of(item.question))
-        if wanted and task in ("json", "rewriting", "turn", "tool"):
-            typed = item.question  # noise changed a value, or the question lacks part of the answer
-        return item._replace(question=typed)
+        new = split != "phrasings" or source.used_held_out_phrase
+        if new and is_held_out(item) == (split != "train"):
+            break
+    if task == "tool" and source.chance(0.2):
+        item = _after_others(rng, item, split, noise)
+    return _typed(source, item) if noise and item.role == "user" else item
+
+
+def _typed(source: Source, item: Item) -> Item:
+    """Return the item with its question as somebody may type it."""
+    source.phrasings, task = False, item.task
+    answer = set(words_of(item.answer))
+    spared = {word for drawn in source.drawn for word in words_of(drawn)}
+    spared |= answer if task != "outside" else set()
+    ending = task in ("math", "code", "outside", "arithmetic")
+    typed = noisy(source, item.question, spared, ending)
+    wanted = answer - set(words_of(typed))
+    if task == "tool":
+        wanted &= set(words_of(item.question))
+    if wanted and task in ("json", "rewriting", "turn", "tool"):
+        return item  # noise changed a value, or the question lacks part of the answer
+    return item._replace(question=typed)
 
 
 def _after_others(rng: random.Random, item: Item, split: str, noise: bool) -> Item:
@@ -119,15 +115,18 @@ def _after_others(rng: random.Random, item: Item, split: str, noise: bool) -> It
     return item._replace(before=(*before, *item.before))
 
 
-def held_out_items(count: int, seed: int = 1234, split: str = "entities") -> list[Item]:
-    """Return distinct held-out questions without earlier turns, from each task in turn."""
-    rng = random.Random(seed)
-    items: dict[str, Item] = {}
-    names = [name for name in GENERATORS if name != "turn"]
+def drawn(split: str, count: int, seed: int, tasks: Iterable[str] = GENERATORS) -> list[Item]:
+    """Return distinct items of one split, from each task in turn."""
+    rng, items, names = random.Random(seed), dict[str, Item](), list(tasks)
     while len(items) < count:
         item = draw(rng, names[len(items) % len(names)], split)
-        items.setdefault(item.question, item)
+        items.setdefault("\n".join(m["content"] for m in chat(item)), item)
     return list(items.values())
+
+
+def held_out_items(count: int, seed: int = 1234, split: str = "entities") -> list[Item]:
+    """Return distinct held-out questions without earlier turns, from each task in turn."""
+    return drawn(split, count, seed, [name for name in GENERATORS if name != "turn"])
 
 
 def chat(item: Item) -> list[dict[str, str]]:

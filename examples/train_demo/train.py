@@ -23,10 +23,10 @@ from transformers import PreTrainedTokenizerFast
 from diffray import DiffusionLLM
 from diffray.components.checkpoints.demos import DEMOS, demo_path
 from examples.train_demo.batches import Batch, Batches
-from examples.train_demo.evaluate import drawn, run
+from examples.train_demo.evaluate import run
 from examples.train_demo.model import DemoModel, initialise, products_dtype, to_checkpoint
 from examples.train_demo.muon import Muon
-from examples.train_demo.tasks import TASKS
+from examples.train_demo.tasks import TASKS, drawn
 from examples.train_demo.tokenizer import load_tokenizer
 from examples.train_demo.transfer import to_llada_moe
 

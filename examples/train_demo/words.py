@@ -54,6 +54,10 @@ def bucket(text: str, buckets: int) -> int:
     return int.from_bytes(hashlib.sha256(text.lower().encode()).digest()[:4], "big") % buckets
 
 
+def words_of(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
 def is_held_out_word(word: str) -> bool:
     return bucket("word " + word, 8) == 0
 

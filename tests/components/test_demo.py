@@ -9,7 +9,8 @@ import pytest
 from diffray import DiffusionLLM
 from diffray.components.checkpoints.demos import DEMOS, demo_path
 from diffray.components.checkpoints.info import describe
-from examples.train_demo.evaluate import caches_of, drawn, run
+from examples.train_demo.evaluate import caches_of, run
+from examples.train_demo.tasks import drawn
 
 SAMPLE = 63  # nine of each task
 

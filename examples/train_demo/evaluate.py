@@ -8,7 +8,6 @@ change accuracy.
 
 import argparse
 import json
-import random
 import sys
 import time
 from collections import defaultdict
@@ -27,9 +26,7 @@ from examples.train_demo.tasks import (
     HARDER,
     WRITTEN,
     chat,
-    draw,
     drawn,
-    is_near_written,
     rows_of,
 )
 from examples.train_demo.tool_questions import Tool, one_call, shown
@@ -135,15 +132,6 @@ def copied(items: list[Item], texts: list[str]) -> Json:
     return shares(hits) | {"values": sum(map(len, hits.values()))}
 
 
-def near_duplicates(draws: int, tests: list[Item]) -> Json:
-    """Count near-duplicates, which differ only in names and things, among training items."""
-    rng = random.Random(0)
-    kept = {draw(rng, task).key for task in GENERATORS for _ in range(draws // len(GENERATORS))}
-    seen = sum(item.key in kept for item in tests)
-    near = sum(is_near_written(Item("", "", "", key)) for key in kept)
-    return {"training_items_looked_at": draws, "equal_to_held_out": seen, "equal_to_written": near}
-
-
 def measure(llm: DiffusionLLM, given: argparse.Namespace) -> Json:
     """Return all measurements of metrics.json."""
     most, count, seed = given.max_tokens, given.items, given.seed
@@ -187,7 +175,6 @@ def measure(llm: DiffusionLLM, given: argparse.Namespace) -> Json:
         "unrelated_recognised": share(judged(unrelated, most)),
         "copied": copied(facts, ask(llm, facts, most).texts),
         "harder_half": run(llm, harder_half(count // 2, seed), most),
-        "near_duplicates": near_duplicates(given.draws, trained + new),
     }
 
 
@@ -247,7 +234,6 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=1400, help="of each split")
     parser.add_argument("--seed", type=int, default=4321, help="draws the held-out items")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--draws", type=int, default=70000, help="training items to compare with")
     parser.add_argument("--formats", nargs="+", default=[], help="print formats of weights instead")
     parser.add_argument("--kv-formats", nargs="+", default=[], help="print formats of K/V instead")
     parser.add_argument("--wrong", action="store_true", help="print wrong answers")

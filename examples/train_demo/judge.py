@@ -13,11 +13,6 @@ from diffray.components.grammar.tool_calls import OPEN
 Checks = list[list[Any]]  # each an expression and its value; f stands for the function
 
 
-def last_number(text: str) -> str | None:
-    numbers = re.findall(r"\d+", text)
-    return numbers[-1] if numbers else None
-
-
 def bare(call: str) -> str:
     """Return a call's JSON, its name and arguments, without the marks."""
     return call.removeprefix(OPEN).removesuffix("</tool_call>")
@@ -52,13 +47,9 @@ def returns(text: str, checks: Checks) -> bool:
     try:
         exec(compile(tree, "answer", "exec"), scope)
         scope["f"] = scope[body[0].name]
-        return all(_value(expression, scope) == _wanted(value) for expression, value in checks)
+        return all(eval(expression, scope) == _wanted(value) for expression, value in checks)
     except Exception:  # whatever a wrong function raises, it is wrong
         return False
-
-
-def _value(expression: str, scope: dict[str, Any]) -> Any:
-    return eval(expression, scope)
 
 
 def _wanted(value: Any) -> Any:
@@ -75,5 +66,5 @@ def is_right(kind: str, answer: str, expected: str | dict[str, Any] | Checks) ->
     if isinstance(expected, list):
         return returns(answer, expected)
     if kind in ("arithmetic", "math") or "=" in answer:
-        return last_number(answer) == expected
+        return re.findall(r"\d+", answer)[-1:] == [expected]
     return answer == expected

@@ -41,8 +41,7 @@ class Shape:
     def heads(self) -> tuple[int, int, int]:
         """The number of query heads and of key heads, and a head's size."""
         c = self.config
-        num = int(c["num_attention_heads"])
-        return num, int(c["num_key_value_heads"]), int(c.get("head_dim") or self.hidden // num)
+        return int(c["num_attention_heads"]), int(c["num_key_value_heads"]), int(c["head_dim"])
 
     @property
     def eps(self) -> float:

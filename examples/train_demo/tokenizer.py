@@ -68,11 +68,6 @@ def _with_spaces_and_numbers(letters: Tokenizer) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = _pieces(PIECES)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
-    return wrap(tokenizer)
-
-
-def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """Return the tokenizer with the names of its special tokens and its chat template."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=EOS,

@@ -172,9 +172,8 @@ class Run:
             "model": self.model.state_dict(), "average": self.average.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],
             "batches": self.batches.state(),
-            "begun": self.begun, "step": self.step, "tokens": self.tokens, "seconds": self.seconds,
-            "name": self.name,
-            "torch_rng": torch.get_rng_state(),
+            "counts": (self.begun, self.step, self.tokens, self.seconds),
+            "name": self.name, "torch_rng": torch.get_rng_state(),
         }  # fmt: skip
         torch.save(state, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)
@@ -186,8 +185,7 @@ class Run:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.batches.load_state(state["batches"])
-        self.begun, self.step = state["begun"], state["step"]
-        self.tokens, self.seconds = state["tokens"], state["seconds"]
+        self.begun, self.step, self.tokens, self.seconds = state["counts"]
         torch.set_rng_state(state["torch_rng"])
 
     def begin(self, path: Path) -> None:
@@ -200,8 +198,8 @@ class Run:
             raise ValueError(f"{path} has the weights of {state['name']}, not of {self.name}")
         for model in (self.model, self.average):
             model.load_state_dict(weights)
-        self.begun = self.step = state["step"]
-        self.tokens, self.seconds = state["tokens"], state["seconds"]
+        _, self.step, self.tokens, self.seconds = state["counts"]
+        self.begun = self.step
         self.batches.rng.seed(f"{self.seed} {self.step}")  # draws new examples
 
 

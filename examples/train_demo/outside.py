@@ -8,8 +8,7 @@ import re
 
 from examples.train_demo.arithmetic import LIMIT, SIGNS
 from examples.train_demo.json_extraction import facts
-from examples.train_demo.words import BANK as ALL
-from examples.train_demo.words import JOBS, THINGS, Item, Source, bank
+from examples.train_demo.words import COMMON, JOBS, THINGS, Item, Source, bank
 
 BANK = bank("outside")
 ANSWER = (
@@ -19,7 +18,7 @@ ANSWER = (
 # The letters in braces, and the words that stand for them.
 WORDS: dict[str, list[str]] = {
     **{letter: BANK[name] for letter, name in BANK["letters"].items()},
-    "m": ALL["common"], "x": THINGS, "j": JOBS,
+    "m": COMMON, "x": THINGS, "j": JOBS,
 }  # fmt: skip
 
 
@@ -36,13 +35,13 @@ def _word(s: Source, letter: str) -> str:
 def _filled(s: Source, kind: str) -> str:
     """Return a template with its letters replaced, independently at each place."""
 
-    def word(match: re.Match[str]) -> str:
+    def fill(match: re.Match[str]) -> str:
         word = _word(s, match[1])
         if match[1] in "kcfwnmx":
             s.drawn.add(word)
         return word
 
-    return re.sub(r"\{(\w)\}", word, s.phrase(BANK[kind]))
+    return re.sub(r"\{(\w)\}", fill, s.phrase(BANK[kind]))
 
 
 def _gibberish(s: Source) -> str:

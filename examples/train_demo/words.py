@@ -26,6 +26,7 @@ BANK = bank("words")
 CITIES: list[str] = BANK["cities"]
 JOBS: list[str] = BANK["jobs"]
 THINGS: list[str] = BANK["things"]
+COMMON: list[str] = BANK["common"]
 EVENTS: list[str] = BANK["events"]
 ANIMALS: list[str] = BANK["animals"]
 COLORS: list[str] = BANK["colors"]
@@ -169,7 +170,7 @@ class Source:
 
     def plain_word(self, share: float = 0.4) -> str:
         """Return a word in lower case that is not an entity: it is the question's content."""
-        words = THINGS if self.chance(0.2) else BANK["common"]
+        words = THINGS if self.chance(0.2) else COMMON
         return self.word_of(words) if self.chance(share) else self.invented()
 
     def words(self, low: int, high: int) -> list[str]:

@@ -15,9 +15,8 @@ from diffray.cluster.api.choices import Choice
 from diffray.cluster.api.errors import Json
 from diffray.cluster.api.params_builder import long_canvas
 from diffray.cluster.api.tokens import Tokens
-from diffray.cluster.api.tool_calls import CallParser
 from diffray.cluster.frontend.output import CompletionOutput, Delta
-from diffray.components.grammar.tool_calls import OPEN
+from diffray.components.grammar.tool_calls import OPEN, CallParser
 
 Part = CompletionOutput | Delta  # the tokens of a choice: all, or new ones
 

@@ -11,9 +11,8 @@ import pytest
 
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.service import Service
-from diffray.cluster.api.tool_calls import CallParser
 from diffray.components.grammar.automaton import Automaton
-from diffray.components.grammar.tool_calls import NO_ARGUMENTS, OPEN, ToolCalls
+from diffray.components.grammar.tool_calls import NO_ARGUMENTS, OPEN, CallParser, ToolCalls
 from tests.helpers.byte_tokenizer import TOKENIZER
 from tests.helpers.recorder import Recorder
 

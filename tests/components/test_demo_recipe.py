@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from diffray.cluster.api.tool_calls import CallParser
+from diffray.components.grammar.tool_calls import CallParser
 from examples.train_demo.judge import is_right
 from examples.train_demo.muon import Muon
 from examples.train_demo.python_functions import KNOWN

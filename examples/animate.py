@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from diffray import CompletionOutput, DiffusionLLM
-from diffray.cluster.frontend.picture import picture
+from diffray.cluster.frontend.views import picture
 from diffray.components.checkpoints.demos import EXAMPLE
 
 DIFFUSION = {"decoder": {"kind": "threshold", "threshold": 0.95}}

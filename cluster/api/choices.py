@@ -16,8 +16,7 @@ from diffray.cluster.control.engine_client import (
     EngineFailed,
     Overloaded,
 )
-from diffray.cluster.frontend.job import Job
-from diffray.cluster.frontend.output import CompletionOutput, Delta
+from diffray.cluster.frontend.output import CompletionOutput, Delta, Job
 from diffray.components.image import Image
 from diffray.workers.admission import CheckedRequest
 from diffray.workers.messages import Update

@@ -8,7 +8,7 @@ from diffray.cluster.api.bodies import GenerationBody
 from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import invalid, too_long, unavailable
 from diffray.cluster.control.grammar_pool import GrammarPool, NotStarted
-from diffray.cluster.frontend.bad_words import NO_BAD_TOKENS, BadTokens
+from diffray.cluster.frontend.given import NO_BAD_TOKENS, BadTokens
 from diffray.cluster.frontend.text import Tokenizer
 from diffray.components.config import InvalidField
 from diffray.components.grammar.structured import StructuredOutputs

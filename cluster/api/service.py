@@ -30,9 +30,8 @@ from diffray.cluster.api.questions import QUESTIONS
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
 from diffray.cluster.control.grammar_pool import GrammarPool
-from diffray.cluster.frontend.bad_words import bad_tokens, with_bad_tokens
-from diffray.cluster.frontend.job import Job
-from diffray.cluster.frontend.output import Accepted, Followed, RequestOutput
+from diffray.cluster.frontend.given import bad_tokens, with_bad_tokens
+from diffray.cluster.frontend.output import Accepted, Followed, Job, RequestOutput
 from diffray.cluster.frontend.text import Tokenizer
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams, accepted_by

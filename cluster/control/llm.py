@@ -17,11 +17,9 @@ from diffray.cluster.control.grammar_pool import GrammarPool
 from diffray.cluster.control.llm_changes import EngineChanges
 from diffray.cluster.control.local import WaitingEngine
 from diffray.cluster.control.ranks import WaitingRanks
-from diffray.cluster.frontend.checked import RequestMaker
-from diffray.cluster.frontend.given import Given, Reader
+from diffray.cluster.frontend.given import Given, Reader, RequestMaker
 from diffray.cluster.frontend.image_files import Picture
-from diffray.cluster.frontend.job import Job
-from diffray.cluster.frontend.output import Delta, RequestOutput
+from diffray.cluster.frontend.output import Delta, Job, RequestOutput
 from diffray.cluster.frontend.prompts import (
     Prompt,
     as_conversations,

@@ -1,10 +1,12 @@
-"""Turns prompts and conversations into the token ids before and after the text to generate."""
+"""Turns prompts, conversations and parameters into requests that the engine has checked."""
 
 import logging
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple
+from functools import cache, partial
+from itertools import count
+from typing import Final, NamedTuple
 
 from diffray.cluster.frontend.image_files import Picture, place_images, read_image
 from diffray.cluster.frontend.prompts import (
@@ -16,7 +18,15 @@ from diffray.cluster.frontend.prompts import (
     pictures_of,
 )
 from diffray.cluster.frontend.text import Messages, Tokenizer
+from diffray.components.config import InvalidField
+from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.image import Image, Sight
+from diffray.components.params import SamplingParams
+from diffray.components.policy import DiffusionParams
+from diffray.workers.adapters import LoadedAdapters
+from diffray.workers.admission import CheckedRequest, check_choices
+from diffray.workers.limits import Limits
+from diffray.workers.messages import Request
 
 log = logging.getLogger(__name__)
 
@@ -102,3 +112,92 @@ def say_that_there_is_a_template() -> None:
         "this model has a chat template, and a plain text is continued without it; for questions "
         "use chat, or give stream and watch a list of messages"
     )
+
+
+class BadTokens(NamedTuple):
+    """Tokens that must not be generated: single ones, and sequences of several."""
+
+    ids: tuple[int, ...] = ()
+    sequences: tuple[tuple[int, ...], ...] = ()
+
+
+NO_BAD_TOKENS: Final = BadTokens()
+
+
+def bad_tokens(words: Iterable[str], tokenizer: Tokenizer | None) -> BadTokens:
+    """Return the tokens of words, both at the start of a text and after a space."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if tokenizer is None:
+            raise InvalidField(
+                "bad_words need a tokenizer, and the checkpoint has none", "bad_words"
+            )
+        own, spaced = (
+            tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (word, f" {word}")
+        )
+        if not own:
+            raise InvalidField(
+                f"bad_words: {word[:100]!r} has no tokens; leave it out", "bad_words"
+            )
+        found[own] = None
+        if not _contains(spaced, own):
+            found[spaced] = None
+    return BadTokens(
+        tuple(ids[0] for ids in found if len(ids) == 1), tuple(ids for ids in found if len(ids) > 1)
+    )
+
+
+def with_bad_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    """Return the parameters with their bad words as tokens."""
+    if not params.bad_words:
+        return params
+    ids, sequences = bad_tokens(params.bad_words, tokenizer)
+    tokens = {
+        "bad_words": (),
+        "bad_token_ids": params.bad_token_ids + ids,
+        "bad_token_sequences": params.bad_token_sequences + sequences,
+    }
+    return params.model_copy(update=tokens)
+
+
+def _contains(ids: tuple[int, ...], part: tuple[int, ...]) -> bool:
+    return any(ids[at : at + len(part)] == part for at in range(len(ids) - len(part) + 1))
+
+
+Compile = Callable[[StructuredOutputs, int | None], bytes]  # given the length of slots, if any
+
+
+class RequestMaker:
+    """Makes requests with increasing uids; `default` fills in diffusion parameters left out."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        default: DiffusionParams,
+        limits: Limits,
+        adapters: LoadedAdapters,
+        compiler: Compile,
+    ) -> None:
+        self._reader, self._default, self._limits = reader, default, limits
+        self._adapters, self._compile = adapters, compiler
+        self._uids: Iterator[int] = count()
+
+    def requests(
+        self, given: Given, params: SamplingParams, watch: bool = False
+    ) -> list[CheckedRequest]:
+        """Return an engine request for each choice; raise ValueError if it cannot run."""
+        tokenizer = self._reader.given
+        if params.stop and tokenizer is None:
+            raise ValueError("stop strings need a tokenizer, and the checkpoint has none")
+        params = with_bad_tokens(params, tokenizer).model_copy(
+            update={"diffusion": params.diffusion.over(self._default)}
+        )
+        grammar = b""
+        if params.structured_outputs is not None:
+            _ = self._reader.tokenizer  # without one there are no texts
+            grammar = self._compile(params.structured_outputs, params.diffusion.slots)
+        request = Request(
+            0, given.prompt, params, given.suffix, watch, images=given.images, grammar=grammar
+        )
+        request = self._adapters.given_to(request)
+        return check_choices(request, self._limits, partial(next, self._uids))

@@ -28,7 +28,7 @@ from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient
-from diffray.cluster.frontend.bad_words import bad_tokens
+from diffray.cluster.frontend.given import bad_tokens
 from diffray.components.config import InvalidField
 from diffray.components.policy import DiffusionParams
 from diffray.kernels.noise import derived_seed

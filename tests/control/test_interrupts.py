@@ -10,7 +10,7 @@ import pytest
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.control.events import Event
 from diffray.cluster.control.request_queue import QueuedRequest, RoundInFlight
-from diffray.cluster.frontend.job import Job
+from diffray.cluster.frontend.output import Job
 from tests.helpers.living import living, only_new
 from tests.helpers.paths import GOLDEN
 

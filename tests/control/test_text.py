@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffray.cluster.frontend.job import Job
+from diffray.cluster.frontend.output import Job
 from diffray.cluster.frontend.text import TextStream, Tokenizer
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Update

@@ -31,7 +31,7 @@ from benchmarks import paired
 from benchmarks.records import Marks, marks, questions, schema_of
 from diffray import DiffusionLLM, RequestOutput, SamplingParams
 from diffray.cluster.cli.datasets import random_ids
-from diffray.cluster.cli.request_options import DIFFUSION, put_setting
+from diffray.cluster.cli.flags import DIFFUSION, put_setting
 from diffray.components.checkpoints.demos import DEMOS
 from diffray.components.checkpoints.info import describe
 from examples.train_demo.tasks import chat, held_out_items

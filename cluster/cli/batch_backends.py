@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from diffray.cluster.cli.batch_files import CHAT
-from diffray.cluster.cli.batch_run import Answer, Reply, Unanswered
+from diffray.cluster.cli.batch_run import CHAT, Answer, Reply, Unanswered
 from diffray.cluster.cli.endpoint import Endpoint, complaint, json_of, reason, retry_after
 
 if TYPE_CHECKING:

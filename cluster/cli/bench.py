@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 import diffray
 from diffray.cluster.cli import flags
+from diffray.cluster.cli.commands import Fields, Given
 from diffray.cluster.cli.datasets import RANDOM, Data, random_ids, read_sets, tasks
-from diffray.cluster.cli.model_flags import Fields, Given
-from diffray.cluster.cli.request_options import sampling_params
+from diffray.cluster.cli.flags import sampling_params
 from diffray.workers.engine_options import EngineOptions
 
 if TYPE_CHECKING:

@@ -14,12 +14,10 @@ import httpx2
 from rich.console import Console
 from rich.text import Text
 
-from diffray.cluster.cli.conversation import Conversation
-from diffray.cluster.cli.endpoint import Endpoint, Refused
-from diffray.cluster.cli.failures import printable
-from diffray.cluster.cli.flags import CACHES, DECODERS, ITERATIONS, PACE
+from diffray.cluster.cli.commands import printable
+from diffray.cluster.cli.endpoint import Conversation, Endpoint, Refused
+from diffray.cluster.cli.flags import CACHES, DECODERS, DIFFUSION, ITERATIONS, PACE, put_setting
 from diffray.cluster.cli.playback import News, can_play, show
-from diffray.cluster.cli.request_options import DIFFUSION, put_setting
 from diffray.components.spelling import did_you_mean
 
 ANSWER_SECONDS = 300.0  # between two pieces of an answer

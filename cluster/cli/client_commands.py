@@ -42,9 +42,8 @@ def chat(
         refuse(context, "with --no-watch", ("pace",))
     from diffray.cluster.cli.chat import chat as converse
     from diffray.cluster.cli.endpoint import Endpoint
-    from diffray.cluster.cli.request_options import request_options
 
-    options = request_options(answer | diffusion, settings)
+    options = flags.request_options(answer | diffusion, settings)
     endpoint = Endpoint.at(base_url, api_key)
     succeeded = converse(
         endpoint, model=model, options=options, system=system, watch=watch, pace=pace

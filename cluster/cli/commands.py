@@ -1,16 +1,30 @@
-"""What Typer lacks: commands imported when used, headings in plain help, and advice on errors.
+"""What Typer lacks: commands imported when used, flags that are fields of configuration models,
+headings in plain help, and errors in one line with advice.
 
-Help is plain text because Typer's tables cut long flags in a terminal of 80 columns.
+A parameter `Annotated[Given, Fields(Model, ...)]` of a command becomes one flag per field; the
+command gets the values that were typed, by the names of the fields. Help is plain text because
+Typer's tables cut long flags in a terminal of 80 columns.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from functools import wraps
 from importlib import import_module
-from typing import Any, Final
+from inspect import Parameter, signature
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import typer
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
+
+if TYPE_CHECKING:  # help of all commands is quicker without pydantic
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
 
 _WORDS: Final = "diffray.words"  # key in a command's context: the flags as they were typed
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # Typer does not export it
@@ -92,8 +106,6 @@ def add(to: typer.Typer, panel: str | None, function: str, text: str, *shown: st
     module, _, name = function.rpartition(".")
 
     def load() -> Any:
-        from diffray.cluster.cli.model_flags import with_flags  # help of all commands is quicker
-
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
         command = getattr(import_module(f"diffray.cluster.cli.{module}"), name)
         alone.command(name, cls=Command, epilog=_examples(shown))(with_flags(command))
@@ -150,3 +162,120 @@ def _write(formatter: Any, listed: Iterable[tuple[str, str, str]]) -> None:
 
 def _examples(lines: Iterable[str]) -> str:
     return "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in lines)])
+
+
+# Control characters would let an answer move the cursor.
+_CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n")}, " ") | {ord("\t"): "    "}
+
+
+def printable(text: str) -> str:
+    """Return a text with spaces instead of control characters, except newlines."""
+    return text.translate(_CONTROLS)
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turn an error that the user can fix into one line and exit code 1; bugs keep a traceback."""
+    try:
+        yield
+    except (BrokenPipeError, typer.Exit):
+        raise
+    except FileNotFoundError as error:
+        _fail(f"no such file: {error.filename}" if error.filename else error)
+    except (ValueError, OSError) as error:
+        _fail(error)
+    except RuntimeError as error:
+        from torch import OutOfMemoryError
+
+        if not isinstance(error, OutOfMemoryError):
+            raise
+        _fail(error)
+
+
+def _fail(error: Exception | str) -> None:
+    typer.echo(printable(f"diffray: {error}"), err=True)
+    raise typer.Exit(1) from None
+
+
+Given = dict[str, Any]
+
+
+class Fields:
+    """Some fields of a model; a `typer.Option` has what the model does not say, such as names."""
+
+    def __init__(self, model: "type[BaseModel]", panel: str, *names: str, **options: Any) -> None:
+        chosen = {name: Option() for name in names} | options
+        fields = model.model_fields
+        self.flags = [
+            _flag(name, fields[name], panel, chosen[name])
+            for name in sorted(chosen, key=[*fields].index)
+        ]
+
+
+def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command as Typer reads it: with a parameter for each field, and short errors."""
+    own = signature(command)
+    groups = {name: _flags(each.annotation) for name, each in own.parameters.items()}
+    flags: list[Parameter] = []
+    for name, parameter in own.parameters.items():
+        flags += groups[name] or [parameter]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for group, found in groups.items():
+            values = {each.name: given.pop(each.name) for each in found}
+            if values:
+                given[group] = {name: value for name, value in values.items() if value is not None}
+        with one_sentence():
+            command(**given)
+
+    run.__signature__ = own.replace(parameters=flags)  # type: ignore[attr-defined]  # Typer reads it
+    run.__annotations__ = {each.name: each.annotation for each in flags}
+    return run
+
+
+def _flags(annotation: Any) -> list[Parameter]:
+    parts = getattr(annotation, "__metadata__", ())  # of Annotated
+    return [flag for part in parts if isinstance(part, Fields) for flag in part.flags]
+
+
+def _flag(name: str, field: "FieldInfo", panel: str, given: Any) -> Parameter:
+    """Return a flag as Typer reads it; one that is not typed is None, not the default."""
+    option, kind, allowed = copy(given), _kind(field.annotation), _allowed(field.annotation)
+    text, default = field.description or "", "on" if field.default is True else field.default
+    if get_origin(kind) is list and "repeatable" not in text:
+        text = f"{text.removesuffix('.')}; repeatable."
+    if allowed and option.metavar:
+        text += f" One of: {', '.join(allowed)}."
+    elif allowed:
+        option.metavar = "|".join(allowed)
+    if option.show_default and default not in (None, (), {}) and default is not False:
+        text += f"  [default: {default}]"
+    option.help = text
+    option.rich_help_panel = option.rich_help_panel or panel
+    option.autocompletion = lambda: allowed
+    return Parameter(
+        name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return get_args(annotation) if is_union else (annotation,)
+
+
+def _kind(annotation: Any) -> Any:
+    """Return the type of a flag's value; what has no simple type is a text, read by the model."""
+    members = _members(annotation)
+    for each in members:
+        if get_origin(each) in (tuple, dict) and str not in members:
+            return list[get_args(each)[0]]  # type: ignore[misc]  # as Typer reads a repeatable flag
+    return next((each for each in (bool, int, float, Path) if each in members), str)
+
+
+def _allowed(annotation: Any) -> list[str]:
+    """Return the texts that a field allows: choices, or the kinds of a policy's part."""
+    from diffray.components.config import kinds
+
+    literals = (each for each in _members(annotation) if get_origin(each) is Literal)
+    return kinds(annotation) or [choice for each in literals for choice in get_args(each)]

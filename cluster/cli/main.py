@@ -79,7 +79,7 @@ _ask(
     f"diffray batch in.jsonl out.jsonl --model {_DENSE}",
 )
 _inspect(
-    "doctor.doctor",
+    "checkpoint_commands.doctor",
     "Check this machine, and on a GPU the kernels for a model.",
     "diffray doctor",
     f"diffray doctor {_SPARSE} --dtype bfloat16 --json",

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from diffray.cluster.cli.failures import printable
+from diffray.cluster.cli.commands import printable
 
 Canvas = Sequence[str | None]  # the text of each token; None: masked
 News = str | list[str | None]  # of an answer: more text, which is final, or the next step's canvas

@@ -10,9 +10,7 @@ from typer import Option
 
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.cli import flags
-from diffray.cluster.cli.commands import refuse, typed_names
-from diffray.cluster.cli.failures import one_sentence
-from diffray.cluster.cli.model_flags import Fields, Given
+from diffray.cluster.cli.commands import Fields, Given, one_sentence, refuse, typed_names
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server, reserved
 from diffray.cluster.serve.deployment_options import Deployment, PlacementGroup
@@ -227,9 +225,7 @@ def _diffusion(given: Given, settings: list[str] | None) -> dict[str, Any]:
     """Return the diffusion parameters that were typed: the defaults of requests."""
     if not given and not settings:
         return {}
-    from diffray.cluster.cli.request_options import sampling_params
-
-    params = sampling_params(given, settings)
+    params = flags.sampling_params(given, settings)
     others = params.model_fields_set - {"diffusion"}
     if others:
         raise ValueError(f"--set {others.pop()}: only the parts of diffusion have server defaults")

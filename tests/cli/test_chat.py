@@ -12,7 +12,7 @@ import pytest
 
 from diffray.cluster.cli.chat import HELP, chat
 from diffray.cluster.cli.endpoint import Endpoint, Refused
-from diffray.cluster.cli.request_options import DIFFUSION
+from diffray.cluster.cli.flags import DIFFUSION
 from diffray.components.policy import DiffusionParams
 from tests.helpers.fake_endpoint import Answer, Asked, FakeEndpoint, Json, fake_endpoint
 from tests.helpers.screen import Screen as Cells

@@ -22,9 +22,9 @@ from typer.testing import CliRunner, Result
 import diffray
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.api.settings import key_digest
-from diffray.cluster.cli.failures import printable
+from diffray.cluster.cli.commands import printable
+from diffray.cluster.cli.generate import print_answer
 from diffray.cluster.cli.main import app
-from diffray.cluster.cli.print_answer import print_answer
 from diffray.cluster.serve.app_config import app_config, door_config
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration

@@ -8,7 +8,7 @@ import typer
 from pydantic import Field
 from typer.testing import CliRunner
 
-from diffray.cluster.cli.model_flags import Fields, Given, with_flags
+from diffray.cluster.cli.commands import Fields, Given, with_flags
 from diffray.components.config import Config
 
 

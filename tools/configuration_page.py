@@ -15,8 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
-from diffray.cluster.api.defaults import GenerationDefaults
-from diffray.cluster.api.settings import ApiSettings
+from diffray.cluster.api.settings import ApiSettings, GenerationDefaults
 from diffray.cluster.cli.main import app
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server

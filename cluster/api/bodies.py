@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, ValidationError, create_model, model_validator
 
-from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import invalid
 from diffray.cluster.api.fields import (
     EFFORT,
@@ -22,6 +21,7 @@ from diffray.cluster.api.fields import (
     ToolChoice,
     Word,
 )
+from diffray.cluster.api.settings import GenerationDefaults
 from diffray.components.config import InvalidField, explain, not_given
 from diffray.components.grammar.json_schema import AnySchema
 from diffray.components.grammar.structured import StructuredOutputs

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from diffray.cluster.api.bodies import GenerationBody
-from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import invalid, too_long, unavailable
+from diffray.cluster.api.settings import GenerationDefaults
 from diffray.cluster.control.grammar_pool import GrammarPool, NotStarted
 from diffray.cluster.frontend.given import NO_BAD_TOKENS, BadTokens
 from diffray.cluster.frontend.text import Tokenizer

@@ -19,7 +19,6 @@ from diffray.cluster.api.bodies import (
     GenerationBody,
 )
 from diffray.cluster.api.choices import Choice, Prompt, Runner
-from diffray.cluster.api.defaults import GenerationDefaults
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, invalid, no_such_model
 from diffray.cluster.api.fields import parse
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
@@ -27,6 +26,7 @@ from diffray.cluster.api.operations import OneEngine, Operated, Order, carry_out
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.prompts import PromptReader, RemoteImages
 from diffray.cluster.api.questions import QUESTIONS
+from diffray.cluster.api.settings import GenerationDefaults
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
 from diffray.cluster.control.grammar_pool import GrammarPool

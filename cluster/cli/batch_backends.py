@@ -64,9 +64,9 @@ async def endpoint_answers(
 @asynccontextmanager
 async def engine_answers(model: str, config: "EngineConfig") -> AsyncGenerator[Answer, None]:
     """Load a model into this process and give the replies that a server would give."""
-    from diffray.cluster.api.defaults import read_generation_defaults
     from diffray.cluster.api.errors import ApiError
     from diffray.cluster.api.service import Service
+    from diffray.cluster.api.settings import read_generation_defaults
     from diffray.cluster.control.engine_client import EngineFailed
     from diffray.cluster.control.local import load_local
     from diffray.components.checkpoints.folder import resolve

@@ -7,7 +7,7 @@ import typer
 
 from diffray.cluster.cli import flags
 from diffray.cluster.cli.commands import refuse
-from diffray.cluster.serve.environment import API_KEY
+from diffray.cluster.serve.address import API_KEY
 from diffray.components.config import counted
 
 

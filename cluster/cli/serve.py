@@ -12,15 +12,16 @@ from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.cli import flags
 from diffray.cluster.cli.commands import Fields, Given, one_sentence, refuse, typed_names
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.serve.address import Server, reserved
-from diffray.cluster.serve.deployment_options import Deployment, PlacementGroup
-from diffray.cluster.serve.environment import (
+from diffray.cluster.serve.address import (
     API_KEY,
     OPERATOR_KEY,
+    Server,
     prepare,
     prepare_server,
+    reserved,
     take_keys,
 )
+from diffray.cluster.serve.deployment_options import Deployment, PlacementGroup
 from diffray.cluster.serve.supervisor import say, supervised
 from diffray.components.checkpoints.demos import DEMOS
 

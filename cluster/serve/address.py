@@ -1,14 +1,22 @@
-"""Where `diffray serve` listens, and which Ray clusters run on this machine."""
+"""Where `diffray serve` listens, which Ray clusters run here, and what Ray reads on import.
+
+Of the environment, the variables with API keys are hidden from other processes.
+"""
 
 import contextlib
+import ctypes
 import errno
+import os
 import socket
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import Field
 
+from diffray.cluster.control.ray_settings import ALONE, set_defaults
+from diffray.cluster.control.ray_settings import SETTINGS as RAY
 from diffray.components.config import Config
 
 EVERYWHERE: Final = ("0.0.0.0", "::")
@@ -110,3 +118,75 @@ def is_alone(address: str) -> bool:
     """Return whether this is the Ray of a local `diffray serve`, which is on 127.0.0.1 only."""
     address = address.replace("localhost:", LOOPBACK)
     return address.startswith(LOOPBACK) and address in dict(clusters())
+
+
+API_KEY = "DIFFRAY_API_KEY"  # the variable with API keys, in addition to the command line
+OPERATOR_KEY = "DIFFRAY_OPERATOR_KEY"  # the same for operators' keys
+ROUTES = "DIFFRAY_ROUTES"  # the paths of this server's models, separated by spaces
+PREFIX_ROUTED = "DIFFRAY_PREFIX_ROUTED"  # names of the applications with prefix_routing
+
+SETTINGS = RAY | {
+    # Serve kills a replica that fails its health checks instead of waiting for it.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    # Handles lost replicas, and paths that are not ready (503).
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.serve.ingress:middlewares",
+    # A proxy is restarted after three failures: after 4.5 s instead of 30 s.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1.5",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",  # a busy machine needs more than 5
+}
+# Proxies call replicas over gRPC, which takes less time than calls of actors. Not on several nodes:
+# that a node has vanished gRPC notices only after minutes.
+_GRPC = {
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    # A whole answer is one message, and by default one of more than 4 MiB fails.
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**28),
+    "grpc_proxy": "",  # instead of `http_proxy`
+}
+
+
+def prepare(address: str) -> None:
+    """Set variables for joining a cluster, unless the user has; call it before importing ray."""
+    set_defaults(SETTINGS | (ALONE if is_alone(address) else {}) | _colours())
+
+
+def prepare_server(routes: Collection[str], prefix_routed: Collection[str]) -> None:
+    """Set the variables for starting Ray here, with models at these paths.
+
+    `prefix_routed` are the applications with prefix_routing.
+    """
+    own = {ROUTES: " ".join(routes), PREFIX_ROUTED: " ".join(prefix_routed)}
+    quiet = {"RAY_SERVE_LOG_TO_STDERR": "0"}  # to its files, not to the terminal
+    set_defaults(SETTINGS | ALONE | _GRPC | own | quiet | _colours())
+
+
+def _colours() -> dict[str, str]:
+    """Return what keeps Ray from colouring its processes' lines where they go to a file."""
+    to_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    return {} if to_terminal else {"RAY_COLOR_PREFIX": "0"}
+
+
+def take_keys(typed: Iterable[str], variable: str) -> list[str]:
+    """Return the keys from the command line and an environment variable, and hide them.
+
+    Ray passes the environment to all its processes and shows the arguments as a job's entrypoint.
+    `ps` shows both as they were at startup, so they are overwritten in place.
+    """
+    keys = [*dict.fromkeys((*typed, *os.environ.pop(variable, "").split()))]
+    secret = {key.encode() for key in keys}
+    bounds = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]
+    arguments, after, environment, end = map(int, bounds)
+    for start, stop in ((arguments, after), (environment, end)):
+        words = ctypes.string_at(start, stop - start).split(b"\0")
+        hidden = b"\0".join(_hidden(word, secret, variable) for word in words)
+        ctypes.memmove(start, hidden, stop - start)
+    return keys
+
+
+def _hidden(word: bytes, secret: Collection[bytes], variable: str) -> bytes:
+    """Return a word of the command line or the environment with its key masked."""
+    name, equals, value = word.partition(b"=")
+    if word in secret:
+        return b"*" * len(word)
+    if name == variable.encode() or (name.startswith(b"--") and value in secret):
+        return name + equals + b"*" * len(value)
+    return word

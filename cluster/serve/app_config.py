@@ -11,8 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from diffray.cluster.api.defaults import GenerationDefaults
-from diffray.cluster.api.settings import ApiSettings
+from diffray.cluster.api.settings import ApiSettings, GenerationDefaults
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.deployment_options import Deployment, ModelLoading, PlacementGroup
 from diffray.components.config import Config, explain

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diffray.cluster.api.errors import ApiError, unavailable
 from diffray.cluster.api.http import event, refusal
-from diffray.cluster.serve.environment import PREFIX_ROUTED, ROUTES
+from diffray.cluster.serve.address import PREFIX_ROUTED, ROUTES
 from diffray.cluster.serve.prefix_routing import prefix_key
 
 log = logging.getLogger("ray.serve")

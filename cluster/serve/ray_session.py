@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import ray
+from ray.serve.context import _get_global_client
+from ray.util.placement_group import placement_group_table
 
 from diffray.cluster.control.ray_settings import start_ray_here
 from diffray.cluster.serve.address import Server
@@ -35,9 +37,6 @@ class ClusterNodes(NamedTuple):
 
 def pending_reasons() -> list[str]:
     """Return what each pending placement group of the connected cluster waits for."""
-    import ray
-    from ray.util.placement_group import placement_group_table
-
     groups = placement_group_table().values()
     waiting = [g for g in groups if g["state"] in ("PENDING", "PREPARED", "RESCHEDULING")]
     total = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
@@ -168,3 +167,13 @@ def check_room(applications: Applications) -> None:
                 f"{in_words([name], [have])}; give --device cpu, fewer replicas or ranks, or the "
                 "--address of a Ray cluster that has more"
             )
+
+
+def serve_details() -> dict[str, Any]:
+    """Return the details of the connected cluster's Serve; empty if it has none.
+
+    Private in Ray: its public status lacks the address and the paths, and its REST API needs the
+    dashboard, which is off by default here.
+    """
+    client = _get_global_client(raise_if_no_controller_running=False)
+    return dict(client.get_serve_details()) if client is not None else {}

@@ -16,9 +16,9 @@ from diffray.cluster.api.metrics import Snapshot
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.cluster.frontend.output import Followed
+from diffray.cluster.serve.address import PREFIX_ROUTED
 from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.deployment import ONGOING_TOKENS
-from diffray.cluster.serve.environment import PREFIX_ROUTED
 from diffray.cluster.serve.replicas import About
 from diffray.workers.trainer_orders import TrainerOrder
 

@@ -5,9 +5,9 @@ from functools import partial
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from diffray.cluster.api.defaults import read_generation_defaults
 from diffray.cluster.api.prompts import RemoteImages
 from diffray.cluster.api.service import Service
+from diffray.cluster.api.settings import read_generation_defaults
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.cluster.frontend.text import Tokenizer

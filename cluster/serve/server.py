@@ -28,8 +28,7 @@ from diffray.cluster.serve.address import (
 )
 from diffray.cluster.serve.app import application, door_application
 from diffray.cluster.serve.config_file import Application, Applications, DoorApplication
-from diffray.cluster.serve.details import serve_details
-from diffray.cluster.serve.ray_session import Shortages, pending_reasons, running_ray
+from diffray.cluster.serve.ray_session import Shortages, pending_reasons, running_ray, serve_details
 from diffray.cluster.serve.supervisor import Ending
 from diffray.components.checkpoints.demos import description, examples
 

@@ -19,13 +19,13 @@ from diffray import SamplingParams
 from diffray.cluster.api import choices
 from diffray.cluster.api.anthropic import Messages
 from diffray.cluster.api.bodies import ChatBody, CompletionBody
-from diffray.cluster.api.defaults import GenerationDefaults, read_generation_defaults
 from diffray.cluster.api.dialects import answer_whole
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.fields import parse
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.service import Service
+from diffray.cluster.api.settings import GenerationDefaults, read_generation_defaults
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient
 from diffray.cluster.frontend.given import bad_tokens

@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from diffray.cluster.api.defaults import read_generation_defaults
+from diffray.cluster.api.settings import read_generation_defaults
 from diffray.cluster.frontend.text import Tokenizer
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.convert import convert

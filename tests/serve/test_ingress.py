@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from diffray.cluster.serve import ingress
-from diffray.cluster.serve.environment import PREFIX_ROUTED, ROUTES
+from diffray.cluster.serve.address import PREFIX_ROUTED, ROUTES
 from diffray.cluster.serve.ingress import TRIES, Ingress
 from diffray.cluster.serve.prefix_routing import prefix_key
 

@@ -15,11 +15,11 @@ from jsonschema import Draft202012Validator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from diffray.cluster.serve.address import SETTINGS
 from diffray.cluster.serve.app_config import AppConfig, DoorConfig, app_config, door_config
 from diffray.cluster.serve.config_file import BUILDER, DOOR_BUILDER, parse_yaml
 from diffray.cluster.serve.deployment import placement_bundles, resources
 from diffray.cluster.serve.deployment_options import Deployment
-from diffray.cluster.serve.environment import SETTINGS
 from tests.helpers.paths import ROOT
 
 MANIFESTS = sorted((ROOT / "k8s").glob("*.yaml"))

@@ -11,8 +11,8 @@ import pytest
 from ray import serve
 from ray.serve.context import _set_request_context
 
+from diffray.cluster.serve.address import PREFIX_ROUTED
 from diffray.cluster.serve.config_file import applications
-from diffray.cluster.serve.environment import PREFIX_ROUTED
 from diffray.cluster.serve.prefix_routing import SLACK
 from diffray.cluster.serve.server import remove
 from tests.helpers.nodes import serving, start

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 from diffray.cluster.api.bodies import ChatBody, SharedFields
 from diffray.cluster.api.errors import ApiError, Json
-from diffray.cluster.api.served import Answering
+from diffray.cluster.api.served import Served
 
 _PREFIX: Final = "chatcmpl-"  # of a chat's id
 
@@ -43,6 +43,7 @@ class Dialect(ABC):
         self.id, self.model, self.created = "", "", 0
         self.usage: Json = {}
         self.about: Json = {}  # fields of a chat's answer that the API lacks
+        self.warnings: list[str] = []  # about the body, before those of the answer
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
@@ -68,8 +69,8 @@ class Dialect(ABC):
         if not self.id:
             self.id = chunk["id"].removeprefix(_PREFIX)
             self.model, self.created = chunk["model"], chunk["created"]
-            if "warnings" in chunk:
-                self.about["warnings"] = [self._renamed(told) for told in chunk["warnings"]]
+            if told := self.warnings + [self._renamed(each) for each in chunk.get("warnings", ())]:
+                self.about["warnings"] = told
             yield from self._opening()
         about = chunk.get("diffusion", {})
         if "canvas" in about:
@@ -142,13 +143,13 @@ def shared_fields(given: Json) -> Json:
     return {name: given[name] for name in given if name in SharedFields.model_fields}
 
 
-async def answer_whole(service: Answering, dialect: Dialect) -> Json:
+async def answer_whole(service: Served, dialect: Dialect) -> Json:
     """Return the answer to a request of another API."""
     with _with_client_names(dialect):
         return dialect.whole(await service.whole(ChatBody, dialect.chat))
 
 
-async def answer_stream(service: Answering, dialect: Dialect) -> AsyncGenerator[Json, None]:
+async def answer_stream(service: Served, dialect: Dialect) -> AsyncGenerator[Json, None]:
     """Yield the events of the answer; closing the generator cancels it."""
     with _with_client_names(dialect):
         async with aclosing(service.stream(ChatBody, dialect.chat)) as chunks:

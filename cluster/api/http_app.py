@@ -25,21 +25,26 @@ from diffray.cluster.api.errors import ApiError, Json, as_api_error, bug
 from diffray.cluster.api.fields import StrictModel
 from diffray.cluster.api.gate import Gate, lacks_slash, page_router
 from diffray.cluster.api.http import WARNINGS, EventStream, answer, read_json, refusal, unless_gone
-from diffray.cluster.api.ignored_fields import WithWarnings, with_warnings, without_unknown
 from diffray.cluster.api.metrics import CONTENT_TYPE
-from diffray.cluster.api.openapi import ERROR, describe, docs_page, with_body, with_fields
-from diffray.cluster.api.operations import OPERATIONS, Order
-from diffray.cluster.api.questions import QUESTIONS, Endpoint
+from diffray.cluster.api.openapi import (
+    ERROR,
+    describe,
+    docs_page,
+    with_body,
+    with_fields,
+    with_warnings,
+    without_unknown,
+)
+from diffray.cluster.api.operations import OPERATIONS
 from diffray.cluster.api.responses import Responses
 from diffray.cluster.api.responses_body import ResponsesBody
-from diffray.cluster.api.served import Served
+from diffray.cluster.api.served import QUESTIONS, Endpoint, Served
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_client import EngineFailed
 
 GetService = Callable[[], Served]
 Handler = Callable[[Request], Awaitable[Response]]
 Read = Callable[[Request, Endpoint], Awaitable[tuple[object, list[str]]]]  # and warnings
-CarryOut = Callable[[str, object], Awaitable[Json]]  # at a path, for a body or query
 
 
 def build_api(
@@ -111,11 +116,11 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
 
     async def generate(request: Request, kind: type[GenerationBody]) -> Response:
         body, warnings = await read(request, kind)
-        service = WithWarnings(get_service(), warnings)
         if isinstance(body, dict) and body.get("stream") is True:
-            work = _open(service.stream(kind, body))
+            work = _open(get_service().stream(kind, body), warnings)
             return await unless_gone(request.receive, work)
-        return answer(await unless_gone(request.receive, service.whole(kind, body)))
+        whole = await unless_gone(request.receive, get_service().whole(kind, body))
+        return answer(with_warnings(whole, warnings))
 
     @router.get("/v1/models")
     async def list_models() -> Response:
@@ -150,10 +155,7 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
         query = request.query_params.items()
         return {name: value for name, value in query if name in question.given.model_fields}, []
 
-    async def ask(path: str, given: object) -> Json:
-        return await get_service().ask(path, given)
-
-    _add(router, QUESTIONS, read_question, ask)
+    _add(router, get_service, QUESTIONS, read_question)
     return router
 
 
@@ -166,11 +168,11 @@ def _other_apis(get_service: GetService, settings: ApiSettings) -> APIRouter:
         request: Request, kind: Callable[[object], Dialect], fields: type[SharedFields]
     ) -> Response:
         body, warnings = await read(request, fields)
-        dialect = kind(body)
-        service = WithWarnings(get_service(), warnings)
+        dialect, service = kind(body), get_service()
+        dialect.warnings = warnings
         if dialect.chat.get("stream") is True:
             stream = partial(EventStream, failed=dialect.failed, end=b"")
-            work = _open(answer_stream(service, dialect), stream)
+            work = _open(answer_stream(service, dialect), [], stream)
             return await unless_gone(request.receive, work)
         whole = answer_whole(service, dialect)
         return answer(await unless_gone(request.receive, whole))
@@ -208,15 +210,12 @@ def _operations(get_service: GetService, settings: ApiSettings) -> APIRouter:
     async def read(request: Request, operation: Endpoint) -> tuple[object, list[str]]:
         return _query(request) if operation.queried else await _read(settings, request), []
 
-    async def operate(path: str, given: object) -> Json:
-        return await get_service().operate(Order(path, given))
-
-    _add(router, OPERATIONS, read, operate)
+    _add(router, get_service, OPERATIONS, read)
     return router
 
 
 def _add(
-    router: APIRouter, endpoints: Mapping[str, Endpoint], read: Read, carry_out: CarryOut
+    router: APIRouter, get_service: GetService, endpoints: Mapping[str, Endpoint], read: Read
 ) -> None:
     """Add a route for each endpoint."""
 
@@ -224,7 +223,7 @@ def _add(
         @router.api_route(path, methods=[endpoint.method], **with_fields(path, endpoint))
         async def handle(request: Request) -> Response:
             given, warnings = await read(request, endpoint)
-            found = with_warnings(await carry_out(path, given), warnings)
+            found = with_warnings(await get_service().ask(path, given), warnings)
             return answer(found) if found else Response()
 
     for path, endpoint in endpoints.items():
@@ -296,11 +295,16 @@ def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
 
 
 async def _open(
-    chunks: AsyncGenerator[Json, None], stream: Callable[..., Response] = EventStream
+    chunks: AsyncGenerator[Json, None],
+    warnings: list[str],
+    stream: Callable[..., Response] = EventStream,
 ) -> Response:
-    """Return the stream after its first chunk, so that earlier errors get their own status."""
+    """Return the stream after its first chunk, so that earlier errors get their own status.
+
+    The first chunk gets the warnings.
+    """
     try:
-        return stream(await anext(chunks), chunks)
+        return stream(with_warnings(await anext(chunks), warnings), chunks)
     except BaseException:
         await chunks.aclose()
         raise

@@ -1,4 +1,7 @@
-"""The OpenAPI document: FastAPI's, with the bodies and queries that handlers read themselves."""
+"""The OpenAPI document: FastAPI's, with the bodies and queries that handlers read themselves.
+
+Under `--ignore-unknown-fields` what it does not know is left out of a body, and its answer says so.
+"""
 
 import re
 from base64 import b64encode
@@ -20,11 +23,12 @@ from diffray.cluster.api.bodies import (
 )
 from diffray.cluster.api.errors import Json
 from diffray.cluster.api.fields import NOTED, StrictModel
-from diffray.cluster.api.noop_fields import noop_schemas
+from diffray.cluster.api.noop_fields import is_recognized, noop_schemas
 from diffray.cluster.api.operations import OPERATED, OPERATIONS
-from diffray.cluster.api.questions import EXAMPLE_PROMPT, QUESTIONS, Endpoint
 from diffray.cluster.api.responses_body import ResponsesBody
+from diffray.cluster.api.served import EXAMPLE_PROMPT, QUESTIONS, Endpoint
 from diffray.components.params import SamplingParams
+from diffray.components.spelling import did_you_mean
 
 _LISTED: Final = QUESTIONS | OPERATIONS
 BODIES: Final[dict[str, type[StrictModel]]] = {
@@ -146,3 +150,31 @@ def docs_page(title: str) -> Response:
         "style-src https://cdn.jsdelivr.net 'unsafe-inline'; frame-ancestors 'none'"
     )
     return page
+
+
+_MOST_NAMED: Final = 10  # as the header with the warnings has to stay short
+# A field of one API means something to its clients at the paths of the others too.
+_FIELDS: Final = frozenset(
+    name for path, kind in BODIES.items() if path not in OPERATED for name in kind.model_fields
+)
+
+
+def without_unknown(given: object, kind: type[StrictModel]) -> tuple[object, list[str]]:
+    """Return a body without unknown fields, and a warning for each of them."""
+    if not isinstance(given, dict):
+        return given, []
+    ignored = [name for name in given if name not in _FIELDS and not is_recognized(name)]
+    gone = {*ignored}
+    warnings = [  # ASCII, for the header
+        f"the unknown field {name[:64]!a} is ignored{did_you_mean(name, kind.model_fields)}"
+        for name in ignored[:_MOST_NAMED]
+    ]
+    if len(ignored) > _MOST_NAMED:
+        warnings.append(f"other unknown fields that are ignored: {len(ignored) - _MOST_NAMED}")
+    return {name: given[name] for name in given if name not in gone}, warnings
+
+
+def with_warnings(answer: Json, warnings: list[str]) -> Json:
+    if not warnings:
+        return answer
+    return answer | {"warnings": [*warnings, *answer.get("warnings", [])]}

@@ -1,16 +1,14 @@
 """What operators may do to a running engine: the paths, their bodies, and what carries them out."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from pydantic import Field
 
 from diffray.cluster.api.bodies import ModelBody
-from diffray.cluster.api.errors import Json, as_api_error
-from diffray.cluster.api.fields import parse
-from diffray.cluster.api.questions import Endpoint
+from diffray.cluster.api.errors import Json
+from diffray.cluster.api.served import Endpoint
 from diffray.cluster.control.engine_client import EngineClient, Load
 from diffray.cluster.control.weight_changes import EngineChange, InFlight, Sleep, UpdateWeights
 from diffray.workers.messages import AWAKE
@@ -31,13 +29,6 @@ JOIN_TRAINER, LEAVE_TRAINER = "/init_weights_update_group", "/destroy_weights_up
 RECEIVE_WEIGHTS: Final = "/update_weights_from_distributed"
 SLEEP, WAKE_UP, IS_SLEEPING = "/sleep", "/wake_up", "/is_sleeping"  # vLLM's
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-
-
-class Order(NamedTuple):
-    """What an operator asks for: the path, and the body or the query as a JSON object."""
-
-    path: str
-    given: object
 
 
 class SleepBody(ModelBody):
@@ -284,19 +275,3 @@ OPERATIONS: Final = {
     IS_SLEEPING: Endpoint(IsSleepingQuery, _is_sleeping, "GET", queried=True),
 }
 OPERATED: Final = tuple(OPERATIONS)
-
-
-async def carry_out(
-    order: Order, operated: Operated, named: Callable[[str | None], object]
-) -> Json:
-    """Do what an operator asks for; return the answer, or raise ApiError.
-
-    `named` refuses the name of an unknown model.
-    """
-    operation = OPERATIONS[order.path]
-    given = parse(operation.given, order.given)
-    named(given.model)
-    try:
-        return await operation.carry_out(operated, given)
-    except ValueError as error:
-        raise as_api_error(error) from None

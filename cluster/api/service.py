@@ -22,10 +22,10 @@ from diffray.cluster.api.choices import Choice, Prompt, Runner
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, invalid, no_such_model
 from diffray.cluster.api.fields import parse
 from diffray.cluster.api.metrics import Metrics, Snapshot, render
-from diffray.cluster.api.operations import OneEngine, Operated, Order, carry_out
+from diffray.cluster.api.operations import OPERATIONS, OneEngine, Operated
 from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.prompts import PromptReader, RemoteImages
-from diffray.cluster.api.questions import QUESTIONS
+from diffray.cluster.api.served import QUESTIONS
 from diffray.cluster.api.settings import GenerationDefaults
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
@@ -114,14 +114,6 @@ class Service:
         """Answer prompts: the body and the answer of POST /v1/completions."""
         return await self.whole(CompletionBody, body)
 
-    def stream_chat(self, body: object) -> AsyncGenerator[Json, None]:
-        """Yield the chunks of a conversation's answer; closing the generator cancels it."""
-        return self.stream(ChatBody, body)
-
-    def stream_completion(self, body: object) -> AsyncGenerator[Json, None]:
-        """Yield the chunks of the answers to prompts; closing the generator cancels them."""
-        return self.stream(CompletionBody, body)
-
     async def whole(self, kind: type[GenerationBody], given: object) -> Json:
         """Answer a request of one of the APIs."""
         answer = await self._begin(parse(kind, given))
@@ -178,14 +170,15 @@ class Service:
     # Questions and operations.
 
     async def ask(self, path: str, given: object) -> Json:
-        """Answer one of the questions about tokens."""
-        question = QUESTIONS[path]
-        body = parse(question.given, given)
+        """Answer a question about tokens, or do what an operator asks for."""
+        endpoint = (QUESTIONS | OPERATIONS)[path]
+        body = parse(endpoint.given, given)
         self._named(body.model)
-        return await question.carry_out(self._prompts, body)
-
-    async def operate(self, order: Order) -> Json:
-        return await carry_out(order, self._operated, self._named)
+        try:
+            asked = self._operated if path in OPERATIONS else self._prompts
+            return await endpoint.carry_out(asked, body)
+        except ValueError as error:
+            raise as_api_error(error) from None
 
     # About the model and the engine.
 

@@ -13,19 +13,14 @@ from typing import Final
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from diffray.cluster.api.bodies import ChatBody, CompletionBody, GenerationBody
+from diffray.cluster.api.bodies import GenerationBody
 from diffray.cluster.api.errors import ApiError, Json, invalid, no_such_model, unavailable
 from diffray.cluster.api.metrics import Refusals, Snapshot, render
-from diffray.cluster.api.operations import LOAD_ADAPTER, Order
+from diffray.cluster.api.operations import LOAD_ADAPTER, OPERATIONS
 from diffray.cluster.control.engine_client import EngineFailed, Load
 from diffray.cluster.serve.app_config import DoorConfig
 from diffray.cluster.serve.replicas import RemoteModel, Replicas
 from diffray.workers.stats import Stats
-
-_METHODS: Final[dict[type[GenerationBody], tuple[str, str]]] = {
-    ChatBody: ("chat", "stream_chat"),
-    CompletionBody: ("complete", "stream_completion"),
-}
 
 _LOOK_S: Final = 1.0  # between refreshes of the adapters
 
@@ -52,28 +47,26 @@ class Door:
         self._looking, self._looked = asyncio.Lock(), -math.inf
 
     async def whole(self, kind: type[GenerationBody], given: object) -> Json:
-        return await (await self._model_for(given)).ask(_METHODS[kind][0], given)
+        return await (await self._model_for(given)).ask("whole", kind, given)
 
     async def stream(self, kind: type[GenerationBody], given: object) -> AsyncGenerator[Json, None]:
         model = await self._model_for(given)
-        async with aclosing(model.stream(_METHODS[kind][1], given)) as chunks:
+        async with aclosing(model.stream("stream", kind, given)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def ask(self, path: str, given: object) -> Json:
-        return await (await self._model_for(given)).ask("ask", path, given)
-
-    async def operate(self, order: Order) -> Json:
-        model = await self._model_for(order.given)
-        if order.path == LOAD_ADAPTER and isinstance(order.given, dict):
-            name = str(order.given.get("lora_name"))
+        model = await self._model_for(given)
+        if path == LOAD_ADAPTER and isinstance(given, dict):
+            name = str(given.get("lora_name"))
             await self._look_for_adapters()
             if name in self._models or self._adapters.get(name, model) is not model:
                 raise invalid(f"{name} is another model's name; choose another", "lora_name")
         try:
-            return await model.ask("operate", order)
+            return await model.ask("ask", path, given)
         finally:
-            self._looked = -math.inf
+            if path in OPERATIONS:
+                self._looked = -math.inf
 
     async def models(self) -> Json:
         found = await asyncio.gather(*(each.described() for each in self._models.values()))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ray import serve
 
+from diffray.cluster.api.bodies import ChatBody, CompletionBody
 from diffray.cluster.api.errors import ApiError, Json, as_api_error
 from diffray.cluster.api.metrics import Snapshot
 from diffray.cluster.control.engine_client import EngineFailed
@@ -91,14 +92,16 @@ class Replica:
     async def stream_chat(self, body: Json) -> AsyncGenerator[Json, None]:
         """Yield the chunks of a conversation's answer, for `handle.options(stream=True)`."""
         with _api_errors():
-            async with aclosing(current_service().stream_chat(_streaming(body))) as chunks:
+            async with aclosing(current_service().stream(ChatBody, _streaming(body))) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
     async def stream_complete(self, body: Json) -> AsyncGenerator[Json, None]:
         """Yield the chunks of the answers to prompts, for `handle.options(stream=True)`."""
         with _api_errors():
-            async with aclosing(current_service().stream_completion(_streaming(body))) as chunks:
+            async with aclosing(
+                current_service().stream(CompletionBody, _streaming(body))
+            ) as chunks:
                 async for chunk in chunks:
                     yield chunk
 

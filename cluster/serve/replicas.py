@@ -88,9 +88,9 @@ class RemoteModel:
         async with aclosing(self._answers(method, *given)) as answers:
             return await anext(answers)
 
-    async def stream(self, method: str, given: object) -> AsyncGenerator[Json, None]:
+    async def stream(self, method: str, *given: object) -> AsyncGenerator[Json, None]:
         """Call a streaming method of the service; closing the generator cancels the call."""
-        async with aclosing(self._answers(method, given)) as answers:
+        async with aclosing(self._answers(method, *given)) as answers:
             async for each in answers:
                 yield each
 

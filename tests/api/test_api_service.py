@@ -194,7 +194,7 @@ async def test_leaving_a_stream_cancels_its_requests() -> None:
             finally:
                 closed.append(request.uid)
 
-    chunks = service(Endless()).stream_completion(IDS | {"stream": True, "n": 3})
+    chunks = service(Endless()).stream(CompletionBody, IDS | {"stream": True, "n": 3})
     async with aclosing(chunks):
         await anext(chunks)
     assert len(closed) == 3
@@ -371,7 +371,7 @@ async def test_a_slow_reader_holds_back_several_choices() -> None:
                 await asyncio.sleep(0)
 
     body = IDS | {"n": 2, "stream": True, "max_tokens": 200}
-    async with aclosing(service(Eager()).stream_completion(body)) as chunks:
+    async with aclosing(service(Eager()).stream(CompletionBody, body)) as chunks:
         await anext(chunks)
         for _ in range(1000):
             await asyncio.sleep(0)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from diffray.cluster.api.anthropic import Messages
+from diffray.cluster.api.bodies import ChatBody
 from diffray.cluster.api.dialects import answer_stream, answer_whole
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.responses import Responses
@@ -83,7 +84,7 @@ async def test_every_way_to_ask_is_honoured(demo: Service) -> None:
     for asked, fits in ways:
         assert fits(await said(demo, asked)), asked
     asked = {"response_format": SCHEMA, "diffusion": {"block_length": 8}}
-    chunks = [chunk async for chunk in demo.stream_chat(CHAT | asked | {"stream": True})]
+    chunks = [chunk async for chunk in demo.stream(ChatBody, CHAT | asked | {"stream": True})]
     parts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
     assert "".join(parts) == await said(demo, asked)
 
@@ -105,7 +106,7 @@ async def test_a_nested_grammar_is_labelled_in_every_api(demo: Service) -> None:
         assert re.fullmatch("[a-z]+", text), choice
         label = choice["structured_outputs"]
         assert not label["exact"] and label["depth"] > 2
-        *_, last = [chunk async for chunk in demo.stream_chat(asked | {"stream": True})]
+        *_, last = [chunk async for chunk in demo.stream(ChatBody, asked | {"stream": True})]
         assert last["choices"][0]["structured_outputs"] == label
     exact = {"guided_grammar": 'root ::= "a" root | "b"'}
     (choice,) = (await demo.chat(CHAT | exact))["choices"]
@@ -137,7 +138,7 @@ async def test_a_pinned_canvas_tells_how_probable_each_field_is(demo: Service) -
     assert options.keys() == {"nurse", "driver", "pilot"}
     assert sum(options.values()) == pytest.approx(1)
     assert options["driver"] == fields["job"]["probability"] > 0.5
-    chunks = [chunk async for chunk in demo.stream_chat(asked | {"stream": True})]
+    chunks = [chunk async for chunk in demo.stream(ChatBody, asked | {"stream": True})]
     texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
     assert "".join(texts) == choice["message"]["content"]
     choosing = {"prompt": text, "guided_choice": ["yes", "no"], "diffusion": PINNED, "n": 2}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from diffray.cluster.api.bodies import ChatBody
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.service import Service
 from diffray.components.grammar.automaton import Automaton
@@ -100,7 +101,7 @@ async def test_a_model_that_may_call_does(
     engine.ids = TOKENIZER.encode(said)
     body = CHAT | GREETING | choice
     whole = (await service.chat(body))["choices"][0]
-    stream = service.stream_chat(body | {"stream": True})
+    stream = service.stream(ChatBody, body | {"stream": True})
     pieces = [chunk["choices"][0] async for chunk in stream]
     reason = "tool_calls" if count else "stop"
     assert whole["finish_reason"] == pieces[-1]["finish_reason"] == reason

@@ -18,7 +18,7 @@ SETTINGS = {
     "RAY_worker_niceness": "0",
     "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.serve.ingress:middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.serve.proxy:middlewares",
 }
 MEMORY = 100_000_000  # bytes of a node's object store; Ray allows no less
 # Of each node. By default the agent listens on a fixed port, which other Ray clusters here use.

@@ -129,7 +129,7 @@ SETTINGS = RAY | {
     # Serve kills a replica that fails its health checks instead of waiting for it.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # Handles lost replicas, and paths that are not ready (503).
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.serve.ingress:middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "diffray.cluster.serve.proxy:middlewares",
     # A proxy is restarted after three failures: after 4.5 s instead of 30 s.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1.5",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",  # a busy machine needs more than 5

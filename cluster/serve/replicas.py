@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from diffray.cluster.api.errors import ApiError, Json, unavailable
 from diffray.cluster.control.engine_client import Load
 from diffray.cluster.serve.deployment import REPLICA
-from diffray.cluster.serve.ingress import TRIES
+from diffray.cluster.serve.proxy import TRIES
 
 log = logging.getLogger("ray.serve")
 

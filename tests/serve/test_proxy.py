@@ -8,10 +8,10 @@ import pytest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from diffray.cluster.serve import ingress
+from diffray.cluster.serve import proxy as proxies
 from diffray.cluster.serve.address import PREFIX_ROUTED, ROUTES
-from diffray.cluster.serve.ingress import TRIES, Ingress
 from diffray.cluster.serve.prefix_routing import prefix_key
+from diffray.cluster.serve.proxy import TRIES, ProxyMiddleware
 
 BODY = [b'{"prompt": ', b'"hello"}']
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -67,7 +67,7 @@ def sent_by(
         if what == "answers":
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    return ask(Ingress(proxy), BODY, path), count
+    return ask(ProxyMiddleware(proxy), BODY, path), count
 
 
 def event(message: Message) -> Any:
@@ -84,10 +84,10 @@ def test_another_replica_gets_the_same_bytes() -> None:
 
 
 def test_a_request_too_large_to_keep_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingress, "_LARGEST", len(BODY[0]))
+    monkeypatch.setattr(proxies, "_LARGEST", len(BODY[0]))
     sent, count = sent_by(["lost", "answers"])
     assert (count, sent[0]["status"]) == (1, 503)
-    monkeypatch.setattr(ingress, "_LARGEST", len(b"".join(BODY)))
+    monkeypatch.setattr(proxies, "_LARGEST", len(b"".join(BODY)))
     assert sent_by(["lost", "answers"])[1] == 2
 
 
@@ -155,7 +155,7 @@ def test_a_path_that_leads_to_a_model_is_never_unknown(
     path: str, routes: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ROUTES, routes)
-    found, body, headers = answer_of(Ingress(Serve()), path)
+    found, body, headers = answer_of(ProxyMiddleware(Serve()), path)
     code = "engine_unavailable" if status == 503 else "not_found"
     assert (found, body["error"]["code"]) == (status, code)
     assert ("retry-after" in headers) == (status == 503)
@@ -164,9 +164,9 @@ def test_a_path_that_leads_to_a_model_is_never_unknown(
 def test_an_applications_own_404_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     own = JSONResponse({"error": "no such model"}, 404)
     monkeypatch.setenv(ROUTES, "/")
-    assert answer_of(Ingress(Serve(own)))[:2] == (404, {"error": "no such model"})
+    assert answer_of(ProxyMiddleware(Serve(own)))[:2] == (404, {"error": "no such model"})
     monkeypatch.delenv(ROUTES)
-    assert answer_of(Ingress(Serve()))[0] == 404  # the paths are not known here
+    assert answer_of(ProxyMiddleware(Serve()))[0] == 404  # the paths are not known here
 
 
 SESSION, KEY = b"x-session-id", str(prefix_key({"prompt": "hello"})).encode()
@@ -191,5 +191,5 @@ def test_a_prefix_becomes_a_session_unless_there_is_one(monkeypatch: pytest.Monk
         await PlainTextResponse("ok")(scope, receive, send)
 
     for parts, given, sessions in PREFIXES:
-        ask(Ingress(proxy), parts, "/v1", [(SESSION, each) for each in given])
+        ask(ProxyMiddleware(proxy), parts, "/v1", [(SESSION, each) for each in given])
         assert found.pop() == (b"".join(parts), sessions)

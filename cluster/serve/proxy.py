@@ -32,10 +32,10 @@ _READ_S: Final = 10.0  # seconds to read them
 
 def middlewares() -> list[Middleware]:
     """Return the middleware for RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH."""
-    return [Middleware(Ingress)]
+    return [Middleware(ProxyMiddleware)]
 
 
-class Ingress:
+class ProxyMiddleware:
     """ASGI middleware of Serve's proxy."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,5 +1,5 @@
 """The Ray Serve application: `serve run diffray.cluster.app:build model_loading_config=...`."""
 
-from diffray.cluster.serve.app import build, deployment, door
+from diffray.cluster.serve.app import build, deployment, ingress
 
-__all__ = ["build", "deployment", "door"]
+__all__ = ["build", "deployment", "ingress"]

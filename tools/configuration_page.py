@@ -19,7 +19,7 @@ from diffray.cluster.api.settings import ApiSettings, GenerationDefaults
 from diffray.cluster.cli.main import app
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server
-from diffray.cluster.serve.app_config import AppConfig, DoorConfig
+from diffray.cluster.serve.app_config import AppConfig, IngressConfig
 from diffray.cluster.serve.deployment_options import (
     Autoscaling,
     Backpressure,
@@ -95,11 +95,11 @@ def _deployment() -> Iterator[str]:
         yield f"### {name}\n"
         yield f"{_first_line(kind)}\n"
         yield from _table(kind.model_fields, _flags("serve") if kind is PlacementGroup else {})
-    yield "### door\n"
-    yield f"{_first_line(DoorConfig)}"
+    yield "### ingress\n"
+    yield f"{_first_line(IngressConfig)}"
     yield "In a file it stands beside `llm_configs`; for Ray's own commands it is the `args` of"
-    yield "`diffray.cluster.app:door`.\n"
-    yield from _table(DoorConfig.model_fields, {})
+    yield "`diffray.cluster.app:ingress`.\n"
+    yield from _table(IngressConfig.model_fields, {})
 
 
 def _requests() -> Iterator[str]:

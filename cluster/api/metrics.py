@@ -115,7 +115,7 @@ class Metrics:
 
 
 class Refusals:
-    """Counts what a door itself refuses, under the name of models' refusals."""
+    """Counts what an ingress itself refuses, under the name of models' refusals."""
 
     def __init__(self, replica: str) -> None:
         self._registry, self._replica = CollectorRegistry(), replica

@@ -1,5 +1,6 @@
-"""What the HTTP endpoint needs of what it serves, one model or a door to several; and what clients
-may ask about tokens: the paths, their bodies or queries, and what answers them.
+"""What the HTTP endpoint needs of what it serves, one model or an ingress to several.
+
+And what clients may ask about tokens: the paths, their bodies or queries, and what answers them.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable

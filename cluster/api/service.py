@@ -223,7 +223,7 @@ class Service:
     def count_refusal(self, error: ApiError) -> None:
         """Count a request that was refused or failed, unless it is counted already."""
         if not error.counted:
-            error.counted = True  # so that a door does not count it too
+            error.counted = True  # so that an ingress does not count it too
             self.metrics.count("request_refused", label=str(error.status))
 
     async def snapshot(self) -> Snapshot:

@@ -1,7 +1,7 @@
 """The Ray Serve application: `serve run diffray.cluster.app:build model_loading_config=...`.
 
-One deployment per model; each replica has a coordinator and ranks in a placement group. A door is
-one more application, which serves several models at one endpoint.
+One deployment per model; each replica has a coordinator and ranks in a placement group. An ingress
+is one more application, which serves several models at one endpoint.
 """
 
 import secrets
@@ -13,9 +13,9 @@ from ray import serve
 from ray.serve import Application
 
 from diffray.cluster.control.ranks import device_of_cluster
-from diffray.cluster.serve.app_config import AppConfig, DoorConfig, app_config, door_config
-from diffray.cluster.serve.deployment import REPLICA, deployment_options, door_options
-from diffray.cluster.serve.door import DoorReplica, current_door
+from diffray.cluster.serve.app_config import AppConfig, IngressConfig, app_config, ingress_config
+from diffray.cluster.serve.deployment import REPLICA, deployment_options, ingress_options
+from diffray.cluster.serve.ingress import IngressReplica, current_ingress
 from diffray.cluster.serve.replica import Replica, current_service
 from diffray.components.checkpoints.demos import description, examples
 from diffray.components.container import nvidia_gpus
@@ -35,9 +35,9 @@ def deployment(args: dict[str, Any]) -> Application:
     return _bound(Replica, config)
 
 
-def door(args: dict[str, Any]) -> Application:
-    """Return the door of models in other applications; `args` is what `DoorConfig` describes."""
-    return door_application(door_config(args))
+def ingress(args: dict[str, Any]) -> Application:
+    """Return the ingress of models in other applications; `args` is an `IngressConfig`'s."""
+    return ingress_application(ingress_config(args))
 
 
 def application(config: AppConfig) -> Application:
@@ -58,16 +58,16 @@ def about_toy(config: AppConfig) -> str:
     return said and f"{said} Prompts to try: {prompts}"
 
 
-def door_application(config: DoorConfig) -> Application:
+def ingress_application(config: IngressConfig) -> Application:
     settings, first = config.api_settings(), next(iter(config.models))
 
     def api() -> FastAPI:
         from diffray.cluster.api.http_app import build_api
 
-        return build_api(current_door, settings, request_ids=False, model=first)
+        return build_api(current_ingress, settings, request_ids=False, model=first)
 
-    plain: Any = serve.deployment(serve.ingress(api)(DoorReplica))
-    app: Application = plain.options(name="Door", **door_options(config)).bind(config)
+    plain: Any = serve.deployment(serve.ingress(api)(IngressReplica))
+    app: Application = plain.options(name="Ingress", **ingress_options(config)).bind(config)
     return app
 
 

@@ -17,11 +17,11 @@ from diffray.cluster.serve.deployment_options import Deployment, ModelLoading, P
 from diffray.components.config import Config, explain
 from diffray.components.policy import DiffusionParams
 
-DOOR_OPTIONS = ("num_replicas", "max_ongoing_requests", "graceful_shutdown_timeout_s")
+INGRESS_OPTIONS = ("num_replicas", "max_ongoing_requests", "graceful_shutdown_timeout_s")
 _Name = Annotated[str, Field(min_length=1)]
 
 
-class DoorConfig(Config):
+class IngressConfig(Config):
     """One endpoint for several models, which passes each request to the model it names."""
 
     models: dict[_Name, _Name] = Field(
@@ -30,12 +30,14 @@ class DoorConfig(Config):
         "in a file: all models of the file.",
     )
     num_replicas: int = Field(
-        1, ge=1, description="The number of doors; in a file: 2 if a model has several replicas."
+        1,
+        ge=1,
+        description="The number of its replicas; in a file: 2 if a model has several replicas.",
     )
     max_ongoing_requests: int = Field(
         4096,
         ge=1,
-        description="The most requests of a door at once; in a file: all that the models accept.",
+        description="The most requests of one at once; in a file: all that the models accept.",
     )
     graceful_shutdown_timeout_s: float = Field(
         120.0,
@@ -66,12 +68,12 @@ class DoorConfig(Config):
         return self.api.with_keys_of(self.api_key_env, self.operator_key_env, environment)
 
 
-def door_config(given: object, where: str = "args") -> DoorConfig:
+def ingress_config(given: object, where: str = "args") -> IngressConfig:
     """Return the configuration; raise ValueError with one sentence on the mistake in `where`."""
     if not isinstance(given, dict):
         raise ValueError(f"{where}: expected a mapping with models (given: {given!r:.100})")
     try:
-        return DoorConfig.model_validate(given)
+        return IngressConfig.model_validate(given)
     except ValidationError as error:
         raise ValueError(f"{where}: {explain(error)}") from None
 

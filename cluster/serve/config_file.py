@@ -1,6 +1,6 @@
 """YAML files that describe one or more models, each an application with its own path.
 
-Several models also have a door: an application that passes requests on by `model`.
+Several models also have an ingress: an application that passes requests on by `model`.
 """
 
 import re
@@ -12,13 +12,13 @@ from typing import Any
 
 import yaml
 
-from diffray.cluster.serve.app_config import AppConfig, DoorConfig, app_config, door_config
+from diffray.cluster.serve.app_config import AppConfig, IngressConfig, app_config, ingress_config
 from diffray.cluster.serve.deployment import most_requests
 
 BUILDER = "diffray.cluster.app:build"
-DOOR_BUILDER = "diffray.cluster.app:door"
-_ENDPOINT = ("api", "api_key_env", "operator_key_env")  # options that a door has, too
-_LONGEST_NAME = 100  # of a door's application, which is part of a log's file name
+INGRESS_BUILDER = "diffray.cluster.app:ingress"
+_ENDPOINT = ("api", "api_key_env", "operator_key_env")  # options that an ingress has, too
+_LONGEST_NAME = 100  # of an ingress's application, which is part of a log's file name
 _PATH = re.compile(r"/|(/(?!-)[A-Za-z0-9._~-]+)+")  # Serve reserves paths that start with /-
 
 
@@ -40,16 +40,16 @@ class Application:
 
 
 @dataclass(frozen=True, slots=True)
-class DoorApplication:
-    """The door of several models, as Serve runs it."""
+class IngressApplication:
+    """The ingress of several models, as Serve runs it."""
 
     name: str
     route_prefix: str
-    config: DoorConfig
+    config: IngressConfig
 
     @property
     def title(self) -> str:
-        return "the door"
+        return "the ingress"
 
     @property
     def grace_s(self) -> float:
@@ -58,14 +58,14 @@ class DoorApplication:
 
 @dataclass(frozen=True, slots=True)
 class Applications:
-    """What one command serves: a model, or several and their door."""
+    """What one command serves: a model, or several and their ingress."""
 
     models: tuple[Application, ...]
-    door: DoorApplication | None = None
+    ingress: IngressApplication | None = None
 
     @property
-    def all(self) -> tuple[Application | DoorApplication, ...]:
-        return self.models if self.door is None else (*self.models, self.door)
+    def all(self) -> tuple[Application | IngressApplication, ...]:
+        return self.models if self.ingress is None else (*self.models, self.ingress)
 
     @property
     def prefix_routed(self) -> list[str]:
@@ -117,7 +117,7 @@ def applications(given: object, where: str, flags: Mapping[str, str] | None = No
 
     `flags` are what the user typed to set options, by their paths.
     """
-    models, door = _models(given, where)
+    models, ingress = _models(given, where)
     found = []
     for number, model in enumerate(models, start=1):
         place = where if len(models) == 1 else f"{where}, model {number}"
@@ -127,11 +127,13 @@ def applications(given: object, where: str, flags: Mapping[str, str] | None = No
         default = "/" if len(models) == 1 else f"/{name}"
         found.append(Application(name, default if prefix is None else prefix, config))
     if len(models) > 1:
-        made = Applications(tuple(found), _door(found, door, where))
-    elif door is None:
+        made = Applications(tuple(found), _ingress(found, ingress, where))
+    elif ingress is None:
         made = Applications(tuple(found))
     else:
-        raise ValueError(f"{where}: a door is for several models, and this is one; leave it out")
+        raise ValueError(
+            f"{where}: an ingress is for several models, and this is one; leave it out"
+        )
     _refuse_duplicates(made, where)
     return made
 
@@ -140,7 +142,7 @@ def serve_config(applications: Applications) -> dict[str, Any]:
     """Return the configuration for `serve deploy`, with only the given options."""
     written = []
     for each in applications.all:
-        builder = DOOR_BUILDER if each is applications.door else BUILDER
+        builder = INGRESS_BUILDER if each is applications.ingress else BUILDER
         args = each.config.model_dump(mode="json", exclude_unset=True)
         written.append(
             {
@@ -153,31 +155,35 @@ def serve_config(applications: Applications) -> dict[str, Any]:
     return {"applications": written}
 
 
-def _door(models: list[Application], given: object, where: str) -> DoorApplication:
-    """Return the door of some models; options that are not given follow from theirs."""
-    place = f"{where}, door"
+def _ingress(models: list[Application], given: object, where: str) -> IngressApplication:
+    """Return the ingress of some models; options that are not given follow from theirs."""
+    place = f"{where}, ingress"
     prefix, rest = _split_prefix({} if given is None else given, place)
     if isinstance(rest, dict):
         if "models" in rest:
-            raise ValueError(f"{place}: the door is for all models of the file; leave models out")
-        rest = _door_defaults([each.config for each in models], place, rest) | rest
+            raise ValueError(
+                f"{place}: the ingress is for all models of the file; leave models out"
+            )
+        rest = _ingress_defaults([each.config for each in models], place, rest) | rest
         rest["models"] = {each.config.model_id: each.name for each in models}
-    config = door_config(rest, place)
+    config = ingress_config(rest, place)
     if any(map(_has_keys, (each.config for each in models))) and not _has_keys(config):
         raise ValueError(
-            f"{place}: the models need API keys, so the door must, too; give it api_key_env"
+            f"{place}: the models need API keys, so the ingress must, too; give it api_key_env"
         )
-    # Named after its models, so that the door of other models does not replace it.
-    name = "-".join(("door", *(each.name for each in models)))[:_LONGEST_NAME]
-    return DoorApplication(name, "/" if prefix is None else prefix, config)
+    # Named after its models, so that the ingress of other models does not replace it.
+    name = "-".join(("ingress", *(each.name for each in models)))[:_LONGEST_NAME]
+    return IngressApplication(name, "/" if prefix is None else prefix, config)
 
 
-def _has_keys(config: AppConfig | DoorConfig) -> bool:
+def _has_keys(config: AppConfig | IngressConfig) -> bool:
     return bool(config.api.api_keys) or config.api_key_env is not None
 
 
-def _door_defaults(configs: list[AppConfig], where: str, given: dict[Any, Any]) -> dict[str, Any]:
-    """Return the options of a door that follow from its models."""
+def _ingress_defaults(
+    configs: list[AppConfig], where: str, given: dict[Any, Any]
+) -> dict[str, Any]:
+    """Return the options of an ingress that follow from its models."""
     deployments = [each.deployment_config for each in configs]
     found: dict[str, Any] = {
         "num_replicas": 2 if max(each.most_replicas for each in deployments) > 1 else 1,
@@ -195,7 +201,7 @@ def _door_defaults(configs: list[AppConfig], where: str, given: dict[Any, Any]) 
         ):
             raise ValueError(
                 f"{where}: the models differ in {_ENDPOINT[0]} or in {' or '.join(_ENDPOINT[1:])}; "
-                "give the door its own"
+                "give the ingress its own"
             )
         for name in {*_ENDPOINT} & first.model_fields_set:
             found[name] = getattr(first, name)
@@ -203,8 +209,8 @@ def _door_defaults(configs: list[AppConfig], where: str, given: dict[Any, Any]) 
 
 
 def _models(given: object, where: str) -> tuple[list[object], object]:
-    """Return the options of the models, and of their door if there are any."""
-    door = None
+    """Return the options of the models, and of their ingress if there are any."""
+    ingress = None
     listed = given
     if isinstance(given, dict):
         if "applications" in given:
@@ -213,14 +219,16 @@ def _models(given: object, where: str) -> tuple[list[object], object]:
                 "options under args"
             )
         if "llm_configs" not in given:
-            one = {name: value for name, value in given.items() if name != "door"}
-            return [one], given.get("door")
-        if not given.keys() <= {"llm_configs", "door"}:
-            return [given], None
-        listed, door = given["llm_configs"], given.get("door")
+            one = {name: value for name, value in given.items() if name != "ingress"}
+            return [one], given.get("ingress")
+        for name in given.keys() - {"llm_configs", "ingress"}:
+            raise ValueError(
+                f"{where}: unknown option {name!r} beside llm_configs, did you mean 'ingress'?"
+            )
+        listed, ingress = given["llm_configs"], given.get("ingress")
     if not isinstance(listed, list) or not listed:
         raise ValueError(f"{where}: expected the options of a model, or a list of them")
-    return listed, door
+    return listed, ingress
 
 
 def _split_prefix(model: object, where: str) -> tuple[str | None, object]:
@@ -244,8 +252,10 @@ def _refuse_duplicates(found: Applications, where: str) -> None:
     ):
         (name, count), *_ = Counter(names).most_common(1)
         if count > 1:
-            door = found.door
+            ingress = found.ingress
             own = (
-                " (the door has it too)" if door and name in (door.name, door.route_prefix) else ""
+                " (the ingress has it too)"
+                if ingress and name in (ingress.name, ingress.route_prefix)
+                else ""
             )
             raise ValueError(f"{where}: {what} {name!r}{own} is given twice; each needs its own")

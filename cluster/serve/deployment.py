@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from diffray.cluster.serve.app_config import DOOR_OPTIONS, AppConfig, DoorConfig
+from diffray.cluster.serve.app_config import INGRESS_OPTIONS, AppConfig, IngressConfig
 
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
@@ -76,10 +76,10 @@ def most_requests(config: AppConfig) -> int:
     return engine.max_num_seqs + engine.max_queued_requests + MARGIN
 
 
-def door_options(config: DoorConfig) -> dict[str, Any]:
-    """Return the `serve.deployment(...).options` of a door."""
-    return config.model_dump(include={*DOOR_OPTIONS}) | {
-        # Like proxies: a door must start wherever a model can, even next to all of them.
+def ingress_options(config: IngressConfig) -> dict[str, Any]:
+    """Return the `serve.deployment(...).options` of an ingress."""
+    return config.model_dump(include={*INGRESS_OPTIONS}) | {
+        # Like proxies: an ingress must start wherever a model can, even next to all of them.
         "ray_actor_options": {"num_cpus": 0},
     }
 

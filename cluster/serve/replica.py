@@ -113,11 +113,11 @@ class Replica:
                     yield each
 
     async def ask(self, method: str, *given: object) -> AsyncGenerator[object, None]:
-        """Call a method of the service, for the door: yield None at once, then what it returns.
+        """Call a method of the service, for the ingress: yield None at once, then what it returns.
 
         A refusal is yielded, because Serve logs raised errors with a traceback.
         """
-        yield None  # tells the door that this replica has the request
+        yield None  # tells the ingress that this replica has the request
         try:
             with _api_errors():
                 found = getattr(current_service(), method)(*given)
@@ -133,7 +133,7 @@ class Replica:
     # Called on all replicas at once.
 
     async def snapshot(self) -> Snapshot:
-        """Return this replica's metrics, for the replica or the door that was scraped."""
+        """Return this replica's metrics, for the replica or the ingress that was scraped."""
         return await current_service().snapshot()
 
     async def about(self) -> About:

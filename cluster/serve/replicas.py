@@ -1,4 +1,4 @@
-"""Calls of replicas, all at once or one for a door."""
+"""Calls of replicas, all at once or one for an ingress."""
 
 import asyncio
 import logging

@@ -26,8 +26,8 @@ from diffray.cluster.serve.address import (
     joined,
     reachable_url,
 )
-from diffray.cluster.serve.app import application, door_application
-from diffray.cluster.serve.config_file import Application, Applications, DoorApplication
+from diffray.cluster.serve.app import application, ingress_application
+from diffray.cluster.serve.config_file import Application, Applications, IngressApplication
 from diffray.cluster.serve.ray_session import Shortages, pending_reasons, running_ray, serve_details
 from diffray.cluster.serve.supervisor import Ending
 from diffray.components.checkpoints.demos import description, examples
@@ -136,8 +136,10 @@ def deploy(
     """Start the applications, whose replicas start while Serve's proxies do."""
     check_paths(applications, serve_details()["applications"])
     targets = [_target(each, application(each.config)) for each in applications.models]
-    if applications.door is not None:
-        targets.append(_target(applications.door, door_application(applications.door.config)))
+    if applications.ingress is not None:
+        targets.append(
+            _target(applications.ingress, ingress_application(applications.ingress.config))
+        )
     try:
         serve.run_many(
             targets,
@@ -169,7 +171,7 @@ def _named(each: Application) -> str:
     return name if name == source else f"{name} from {source}"
 
 
-def _target(each: Application | DoorApplication, built: Any) -> serve.RunTarget:
+def _target(each: Application | IngressApplication, built: Any) -> serve.RunTarget:
     return serve.RunTarget(
         target=built, name=each.name, route_prefix=each.route_prefix, logging_config=_QUIET_LOG
     )
@@ -239,8 +241,8 @@ def failure_of(state: Any) -> str:
 
 
 def ready_lines(applications: Applications, server: Server, url: str) -> str:
-    """Return how to reach the model, or each of several models and their door."""
-    if applications.door is None:
+    """Return how to reach the model, or each of several models and their ingress."""
+    if applications.ingress is None:
         return ready_line(applications.models[0], server, url)
     lines: list[str] = []
     prompts: list[str] = []
@@ -249,7 +251,7 @@ def ready_lines(applications: Applications, server: Server, url: str) -> str:
         if said := description(each.config.model_source, each.title):
             lines.append(said)
             prompts = prompts or _to_try(each)
-    lines += [*prompts, door_line(applications.door, applications.models, server, url)]
+    lines += [*prompts, ingress_line(applications.ingress, applications.models, server, url)]
     return "\n".join(lines)
 
 
@@ -269,12 +271,12 @@ def _to_try(each: Application) -> list[str]:
     return ["Prompts to try:", *(f"  {prompt}" for prompt in prompts)]
 
 
-def door_line(
-    door: DoorApplication, models: tuple[Application, ...], server: Server, url: str
+def ingress_line(
+    ingress: IngressApplication, models: tuple[Application, ...], server: Server, url: str
 ) -> str:
-    """Return the door's URL with an example, and that of its page."""
-    url += door.route_prefix.rstrip("/")
-    settings, first = door.config.api_settings(), models[0]
+    """Return the ingress's URL with an example, and that of its page."""
+    url += ingress.route_prefix.rstrip("/")
+    settings, first = ingress.config.api_settings(), models[0]
     content = examples(first.config.model_source)[0]
     question = {"model": first.title, "messages": [{"role": "user", "content": content}]}
     names = ", ".join(each.title for each in models)

@@ -49,7 +49,7 @@ COLUMNS = (
 
 
 class Two(Service):
-    """A model under two names, each described on its own, as of two models behind a door."""
+    """A model under two names, each described on its own, as of two models behind an ingress."""
 
     def describe(self, name: str, load: Load) -> Json:
         found = super().describe(name, load)

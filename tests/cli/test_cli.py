@@ -25,7 +25,7 @@ from diffray.cluster.api.settings import key_digest
 from diffray.cluster.cli.commands import printable
 from diffray.cluster.cli.generate import print_answer
 from diffray.cluster.cli.main import app
-from diffray.cluster.serve.app_config import app_config, door_config
+from diffray.cluster.serve.app_config import app_config, ingress_config
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
 from tests.helpers.paths import GOLDEN
@@ -319,17 +319,17 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
     assert scaling is not None and (scaling.min_replicas, scaling.max_replicas) == (1, 3)
 
 
-def test_several_models_share_their_options_and_get_a_door() -> None:
+def test_several_models_share_their_options_and_get_an_ingress() -> None:
     flags = "serve demo demo-llada2 --api-key a --replicas 2 --dtype float64 --print-config"
     result = diffray_says(*flags.split())
     assert result.exit_code == 0, result.output
-    *models, door = yaml.safe_load(result.stdout)["applications"]
+    *models, ingress = yaml.safe_load(result.stdout)["applications"]
     assert [each["route_prefix"] for each in models] == ["/demo", "/demo-llada2"]
     for each in models:
         assert each["args"]["engine_kwargs"] == {"dtype": "float64"}
         assert each["args"]["deployment_config"] == {"num_replicas": 2}
-    assert (door["import_path"], door["route_prefix"]) == ("diffray.cluster.app:door", "/")
-    config = door_config(door["args"])
+    assert (ingress["import_path"], ingress["route_prefix"]) == ("diffray.cluster.app:ingress", "/")
+    config = ingress_config(ingress["args"])
     assert config.models == {"demo": "demo", "demo-llada2": "demo-llada2"}
     assert config.num_replicas == 2 and config.api_settings({}).api_keys == (key_digest("a"),)
 

@@ -1,4 +1,4 @@
-"""The coordinator's door: open to its ranks alone, until all are there; and their heartbeats."""
+"""The coordinator's port: open to its ranks alone, until all are there; and their heartbeats."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ async def connected(channel: RankChannel, beats: dict[int, float]) -> list[Link]
         if every:
             links[-1].keep_alive(every)
     await asyncio.wait_for(channel.complete.wait(), PATIENCE_S)
-    with pytest.raises(ConnectionError):  # the door is shut once all ranks are there
+    with pytest.raises(ConnectionError):  # the port is closed once all ranks are there
         await asyncio.open_connection("127.0.0.1", port)
     return links
 

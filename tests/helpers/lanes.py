@@ -34,7 +34,7 @@ TOGETHER: Final = {
         "tests/system/test_request_handles.py",
     ],
     "server": [
-        "tests/system/test_door.py",
+        "tests/system/test_ingress.py",
         "tests/system/test_page_served.py",
         "tests/system/test_serve.py",
     ],

@@ -1,4 +1,4 @@
-"""Two models behind a door, one of them on two replicas, and what tests ask of such a server."""
+"""Two models behind an ingress, one of them on two replicas, and what tests ask of the server."""
 
 import json
 import time
@@ -29,7 +29,7 @@ llm_configs:
     engine_kwargs: {{{ENGINE}, max_num_seqs: 4, max_queued_requests: {ROOM - 4}}}
     deployment_config: {{health_check_period_s: 1}}
     api: {{api_keys: [{KEY}], operator_keys: [{OPERATOR}]}}
-door: {{num_replicas: 1}}
+ingress: {{num_replicas: 1}}
 """
 MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 PATIENCE_S = 240.0  # seconds for what takes few, on a machine that does other things too
@@ -140,7 +140,7 @@ class Served(ServeProcess):
             time.sleep(0.02)
 
     def samples(self) -> list[Sample]:
-        """Return all series once every replica's are there; the door leaves out the late ones."""
+        """Return all series once every replica's are there; the ingress leaves out late ones."""
         end = time.monotonic() + PATIENCE_S
         while True:
             families = text_string_to_metric_families(httpx2.get(f"{self.url}/metrics").text)
@@ -151,7 +151,7 @@ class Served(ServeProcess):
             time.sleep(0.2)
 
     def total(self, name: str, **labels: str) -> float:
-        """Return the sum of the series with these labels, as the door shows them."""
+        """Return the sum of the series with these labels, as the ingress shows them."""
         return sum(
             sample.value
             for sample in self.samples()

@@ -13,13 +13,13 @@ from diffray.cluster.serve.app_config import AppConfig, app_config
 from diffray.cluster.serve.config_file import (
     Application,
     Applications,
-    DoorApplication,
+    IngressApplication,
     applications,
     parse_yaml,
     read_applications,
     serve_config,
 )
-from diffray.cluster.serve.deployment import MARGIN, door_options
+from diffray.cluster.serve.deployment import MARGIN, ingress_options
 from diffray.components.decoders.credit import Credit
 from tests.helpers.paths import ROOT
 
@@ -46,8 +46,8 @@ def config(**parts: Any) -> AppConfig:
     return app_config(model("llada", **parts))
 
 
-def file_of(*models: dict[str, Any], door: object = None) -> str:
-    return yaml.safe_dump({"llm_configs": [*models], "door": door})
+def file_of(*models: dict[str, Any], ingress: object = None) -> str:
+    return yaml.safe_dump({"llm_configs": [*models], "ingress": ingress})
 
 
 TWO = model("a"), model("b")
@@ -64,16 +64,17 @@ FILES = [
     (file_of(model("a", route_prefix="/x"), model("b", route_prefix="/x")), "'/x' | twice"),
     (file_of(model("a"), model("b", lora_config={})), "model 2 | 'lora_config'"),
     (file_of(model("a"), model("a")), "model_id 'a' | twice"),
-    # What a door may be.
-    (file_of(model("a"), door={"num_replicas": 2}), "several models | leave it out"),
-    (file_of(model("a"), model("b", api_key_env="B")), "door | differ | api_key_env"),
-    (file_of(*WITH_KEYS, door={"api": {"docs": False}}), "door | must, too | api_key_env"),
-    (file_of(*TWO, door={"api": {"api_keys": ["k"]}, "api_key_env": "A"}), "door | not both"),
-    (file_of(*TWO, door={"models": {"c": "d"}}), "door | leave models out"),
-    (file_of(*TWO, door={"num_replica": 2}), "door | 'num_replica' | num_replicas"),
-    (file_of(*TWO, door={"route_prefix": "all"}), "door | route_prefix | 'all'"),
-    (file_of(*TWO, door=3), ", door: expected a mapping"),
-    (file_of(model("a", route_prefix="/"), model("b")), "route_prefix '/' | the door has it"),
+    # What an ingress may be.
+    ("llm_configs: []\ndoor: {}", "unknown option 'door' | did you mean 'ingress'"),
+    (file_of(model("a"), ingress={"num_replicas": 2}), "several models | leave it out"),
+    (file_of(model("a"), model("b", api_key_env="B")), "ingress | differ | api_key_env"),
+    (file_of(*WITH_KEYS, ingress={"api": {"docs": False}}), "ingress | must, too | api_key_env"),
+    (file_of(*TWO, ingress={"api": {"api_keys": ["k"]}, "api_key_env": "A"}), "ingress | not both"),
+    (file_of(*TWO, ingress={"models": {"c": "d"}}), "ingress | leave models out"),
+    (file_of(*TWO, ingress={"num_replica": 2}), "ingress | 'num_replica' | num_replicas"),
+    (file_of(*TWO, ingress={"route_prefix": "all"}), "ingress | route_prefix | 'all'"),
+    (file_of(*TWO, ingress=3), ", ingress: expected a mapping"),
+    (file_of(model("a", route_prefix="/"), model("b")), "route_prefix '/' | the ingress has it"),
     # What is no YAML.
     ("a: 1\na: 2", "line 2 | 'a' | twice"),
     ("a:\n\t- 1", "line 2 | \\t"),
@@ -132,13 +133,13 @@ def test_the_documents_files_can_be_read(tmp_path: Path) -> None:
     assert set(AppConfig.model_fields) == app.config.model_fields_set  # it shows them all
     found = applications(parse_yaml(several, "several"), "several")
     assert [app.route_prefix for app in found.all] == ["/demo", "/other", "/"]
-    assert found.door is not None and found.door.config.num_replicas == 2
+    assert found.ingress is not None and found.ingress.config.num_replicas == 2
     given: Any = parse_yaml(serves, "serves")
     assert [app_config(app["args"]).model_id for app in given["applications"]] == ["demo"]
 
 
-def door_of(*models: dict[str, Any], **door: Any) -> DoorApplication:
-    found = applications({"llm_configs": [*models], "door": door}, "x").door
+def ingress_of(*models: dict[str, Any], **ingress: Any) -> IngressApplication:
+    found = applications({"llm_configs": [*models], "ingress": ingress}, "x").ingress
     assert found is not None
     return found
 
@@ -149,29 +150,29 @@ class TestDoor:
         slots = {"max_num_seqs": 2, "max_queued_requests": 3}
         api = {"cors_origins": ["https://chat.example.com"], "ignore_unknown_fields": True}
         shared = {"api": api, "api_key_env": "KEYS"}
-        door = door_of(
+        ingress = ingress_of(
             model("org/a", deployment_config=several, engine_kwargs=slots, **shared),
             model("b", deployment_config={"graceful_shutdown_timeout_s": 5}, **shared),
         )
-        assert (door.name, door.route_prefix) == ("door-org-a-b", "/")
-        config = door.config
+        assert (ingress.name, ingress.route_prefix) == ("ingress-org-a-b", "/")
+        config = ingress.config
         assert config.models == {"org/a": "org-a", "b": "b"} and config.num_replicas == 2
         assert config.max_ongoing_requests == 3 * (5 + MARGIN) + 16 + 256 + MARGIN
         assert config.graceful_shutdown_timeout_s == 7
         assert (config.api, config.api_key_env) == (ApiSettings.model_validate(api), "KEYS")
         assert config.api_settings({"KEYS": "a"}).api_keys == (key_digest("a"),)
-        assert door_of(*TWO).config.num_replicas == 1
+        assert ingress_of(*TWO).config.num_replicas == 1
 
     def test_what_is_given_wins_and_serve_takes_it(self) -> None:
         from ray import serve
 
         given: dict[str, Any] = {"num_replicas": 4, "max_ongoing_requests": 9, "api_key_env": "K"}
         models = model("a", api={"api_keys": ["one"]}), model("b", api_key_env="B")
-        door = door_of(*models, route_prefix="/all", **given)
-        assert door.route_prefix == "/all"
-        assert (door.config.api_key_env, door.config.api) == ("K", ApiSettings())
+        ingress = ingress_of(*models, route_prefix="/all", **given)
+        assert ingress.route_prefix == "/all"
+        assert (ingress.config.api_key_env, ingress.config.api) == ("K", ApiSettings())
         plain: Any = serve.deployment(type("Nothing", (), {}))
-        made = plain.options(**door_options(door.config))
+        made = plain.options(**ingress_options(ingress.config))
         assert (made.num_replicas, made.max_ongoing_requests) == (4, 9)
 
 

@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from diffray.cluster.serve.address import SETTINGS
-from diffray.cluster.serve.app_config import AppConfig, DoorConfig, app_config, door_config
-from diffray.cluster.serve.config_file import BUILDER, DOOR_BUILDER, parse_yaml
+from diffray.cluster.serve.app_config import AppConfig, IngressConfig, app_config, ingress_config
+from diffray.cluster.serve.config_file import BUILDER, INGRESS_BUILDER, parse_yaml
 from diffray.cluster.serve.deployment import placement_bundles, resources
 from diffray.cluster.serve.deployment_options import Deployment
 from tests.helpers.paths import ROOT
@@ -159,14 +159,18 @@ def configs(document: dict[str, Any]) -> list[AppConfig]:
     return [app_config(a["args"], a["name"]) for a in apps if a["import_path"] == BUILDER]
 
 
-def doors(document: dict[str, Any]) -> list[DoorConfig]:
+def ingresses(document: dict[str, Any]) -> list[IngressConfig]:
     apps = serve_config(document)["applications"]
-    return [door_config(a["args"], a["name"]) for a in apps if a["import_path"] == DOOR_BUILDER]
+    return [
+        ingress_config(a["args"], a["name"]) for a in apps if a["import_path"] == INGRESS_BUILDER
+    ]
 
 
 class TestServe:
     @SERVICES
-    def test_serve_reads_everything_and_several_have_a_door(self, document: dict[str, Any]) -> None:
+    def test_serve_reads_everything_and_several_have_an_ingress(
+        self, document: dict[str, Any]
+    ) -> None:
         from ray.serve.schema import ServeDeploySchema
 
         config = serve_config(document)
@@ -174,11 +178,11 @@ class TestServe:
         assert read.model_dump(mode="json", exclude_unset=True) == config
         apps = config["applications"]
         known = {each["name"] for each in main_container(all_groups(document)[0])["env"]}
-        made: list[AppConfig | DoorConfig] = [*configs(document), *doors(document)]
+        made: list[AppConfig | IngressConfig] = [*configs(document), *ingresses(document)]
         assert len(made) == len(apps) == len({app["route_prefix"] for app in apps})
         assert {each.api_key_env for each in made} <= known
         several = {a["args"]["model_loading_config"]["model_id"]: a["name"] for a in apps[:-1]}
-        assert [door.models for door in doors(document)] == [several] * (len(apps) > 1)
+        assert [ingress.models for ingress in ingresses(document)] == [several] * (len(apps) > 1)
 
     @SERVICES
     def test_builder_builds_them(
@@ -186,12 +190,12 @@ class TestServe:
     ) -> None:
         from ray.serve._private.build_app import build_app
 
-        from diffray.cluster.serve.app import build, door
+        from diffray.cluster.serve.app import build, ingress
 
         monkeypatch.setenv("DIFFRAY_API_KEYS", "key")
         found = iter(configs(document))
         for app in serve_config(document)["applications"]:
-            builder = {BUILDER: build, DOOR_BUILDER: door}[app["import_path"]]
+            builder = {BUILDER: build, INGRESS_BUILDER: ingress}[app["import_path"]]
             (deployment,) = build_app(builder(app["args"]), name=app["name"]).deployments
             wanted = placement_bundles(next(found)) if builder is build else None
             assert deployment._replica_config.placement_group_bundles == wanted
@@ -214,8 +218,8 @@ class TestServe:
 
     @SERVICES
     def test_pods_outlive_draining(self, document: dict[str, Any]) -> None:
-        parts: list[Deployment | DoorConfig]
-        parts = [*(each.deployment_config for each in configs(document)), *doors(document)]
+        parts: list[Deployment | IngressConfig]
+        parts = [*(each.deployment_config for each in configs(document)), *ingresses(document)]
         longest = max(each.graceful_shutdown_timeout_s for each in parts)
         for group in cluster(document)["workerGroupSpecs"]:
             container = main_container(group)

@@ -81,7 +81,7 @@ class TestChoice:
 
 
 async def test_calls_of_a_handle_go_by_their_prompts() -> None:
-    """A door's calls name a method first, which is none."""
+    """An ingress's calls name a method first, which is none."""
     from ray.serve._private.common import (
         DeploymentHandleSource,
         DeploymentID,

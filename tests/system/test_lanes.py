@@ -77,9 +77,9 @@ def test_after_the_deadline_no_long_file_begins(tmp_path: Path) -> None:
 def test_a_long_file_runs_when_what_it_imports_or_reaches_has_changed() -> None:
     text = "from diffray.workers.engine import Engine\nfrom tests.helpers.nodes import ask\n"
     file = "tests/system/test_nodes.py"
-    for path in (file, "workers/engine.py", "tests/helpers/nodes.py", "cluster/serve/door.py"):
+    for path in (file, "workers/engine.py", "tests/helpers/nodes.py", "cluster/serve/ingress.py"):
         assert concerns([path], file, text), path
-    for path in ("workers/engine_news.py", "docs/usage.md", "tests/system/test_door.py"):
+    for path in ("workers/engine_news.py", "docs/usage.md", "tests/system/test_ingress.py"):
         assert not concerns([path], file, text), path
 
 

@@ -102,12 +102,12 @@ def test_turns_find_their_prefix_through_handles(url: str) -> None:
     def ask(messages: list[Json]) -> Json:
         return dict(handle.chat.remote(body(messages)).result(timeout_s=120))
 
-    def ask_as_doors_do(messages: list[Json]) -> Json:
+    def ask_as_an_ingress_does(messages: list[Json]) -> Json:
         _, answer = handle.options(stream=True).ask.remote("chat", body(messages))
         return dict(answer)
 
     assert hit_rate(ask, seed=6) > 0.9
-    assert hit_rate(ask_as_doors_do, seed=7) > 0.9
+    assert hit_rate(ask_as_an_ingress_does, seed=7) > 0.9
 
 
 async def test_calls_on_behalf_of_one_request_all_find_a_replica(url: str) -> None:

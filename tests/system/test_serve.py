@@ -58,7 +58,7 @@ def openai_client(served: Served, path: str = "", key: str = KEY) -> Iterator[Op
 
 @pytest.mark.parametrize("model", MODELS)
 def test_stock_client_answers(served: Served, llms: dict[str, DiffusionLLM], model: str) -> None:
-    """Whole at the model's own path, and as a stream at the door."""
+    """Whole at the model's own path, and as a stream at the ingress."""
     wishes: dict[str, Any] = {"max_tokens": 32, "temperature": 0.8, "seed": 5, "n": 2}
     (expected,) = llms[model].chat(MESSAGES, SamplingParams(**wishes))
     (free,) = llms[model].generate(PROMPT, SamplingParams(max_tokens=24))
@@ -96,7 +96,7 @@ def test_the_npm_client_asks(served: Served, llms: dict[str, DiffusionLLM], tmp_
 
 
 @pytest.mark.parametrize("path", ["/", *(f"/{model}" for model in MODELS)])
-def test_the_door_and_each_model_have_a_page(served: Served, path: str) -> None:
+def test_the_ingress_and_each_model_have_a_page(served: Served, path: str) -> None:
     answer = httpx2.get(f"{served.url}{path}", follow_redirects=True)
     at = str(answer.url)
     assert at == f"{served.url}{path.removesuffix('/')}/" and "page/app.js" in answer.text
@@ -181,7 +181,7 @@ def mixed_requests(count: int) -> list[dict[str, Any]]:
 
 
 def test_40_answers_are_solo_answers(served: Served, llms: dict[str, DiffusionLLM]) -> None:
-    """Some ask the door, others a model's own path; some want a stream."""
+    """Some ask the ingress, others a model's own path; some want a stream."""
     bodies = mixed_requests(40)
 
     def ask(number: int) -> list[str]:
@@ -253,7 +253,7 @@ def test_a_killed_rank_costs_a_pause_and_no_letter(served: Served) -> None:
 
 
 def test_ctrl_c_lets_answers_finish_and_leaves_no_process(served: Served) -> None:
-    """One answer by the door, one without it."""
+    """One answer by the ingress, one without it."""
     texts = served.long_texts
     served.wait_for_load(running=0)
     started = served.processes()

@@ -1,4 +1,4 @@
-"""Several models behind one door: one endpoint, which passes each request to the model it names.
+"""Several models behind one ingress: one endpoint, which passes each request to the model it names.
 
 The tests stand in an order: the last ones take processes away.
 """
@@ -200,7 +200,7 @@ def test_an_operator_lets_all_replicas_of_a_model_sleep(served: Served) -> None:
     wait_until(lambda: levels("demo") == [0, 0])
 
 
-def test_an_adapter_is_a_model_behind_the_door(served: Served, tmp_path: Path) -> None:
+def test_an_adapter_is_a_model_behind_the_ingress(served: Served, tmp_path: Path) -> None:
     """Of both replicas, from its loading to its unloading."""
     path = str(adapter_of("demo", tmp_path / "mine", rank=8, lora_alpha=64))
     body = {"model": "demo", "lora_name": "mine", "lora_path": path}
@@ -249,7 +249,7 @@ def test_a_lost_replica_s_answers_come_from_another(served: Served) -> None:
     for _ in range(5):  # until no answer ends before all run: a client may wait for its processor
         served.wait_for_load(running=0)
         with ThreadPoolExecutor(9) as pool:
-            ways = ("", "/demo") * 2  # the door asks again, or the proxy
+            ways = ("", "/demo") * 2  # the ingress asks again, or the proxy
             whole = [pool.submit(served.post, "demo", way, **served.long["demo"]) for way in ways]
             streams = [pool.submit(served.streamed, "demo") for _ in range(4)]
             other = pool.submit(served.streamed, "demo-llada2")
@@ -292,14 +292,14 @@ def test_a_model_without_a_replica_leaves_the_other_alone(served: Served) -> Non
     assert text_of(answer)
 
 
-def test_a_lost_door_comes_back_and_no_model_is_touched(served: Served) -> None:
+def test_a_lost_ingress_comes_back_and_no_model_is_touched(served: Served) -> None:
     before = {model: replicas_of(served, model) for model in MODELS}
-    door = re.compile(r"ray::ServeReplica:door-demo-demo-llada2:Door")
-    (pid,) = (pid for pid, line in served.processes().items() if door.match(line))
+    ingress = re.compile(r"ray::ServeReplica:ingress-demo-demo-llada2:Ingress")
+    (pid,) = (pid for pid, line in served.processes().items() if ingress.match(line))
     os.kill(pid, signal.SIGKILL)
     end = time.monotonic() + PATIENCE_S
     while True:
-        assert text_of(served.post("demo", "/demo", max_tokens=8)), "its own path needs no door"
+        assert text_of(served.post("demo", "/demo", max_tokens=8)), "its own path needs no ingress"
         try:
             answer = served.post("demo", max_tokens=8)
         except httpx2.TransportError:

@@ -1,6 +1,6 @@
-"""The door: one endpoint for several models, each in its own application.
+"""The ingress: one endpoint for several models, each in its own application.
 
-A door loads no model; it passes each request on to the model that the request names.
+An ingress loads no model; it passes each request on to the model that the request names.
 """
 
 import asyncio
@@ -18,30 +18,30 @@ from diffray.cluster.api.errors import ApiError, Json, invalid, no_such_model, u
 from diffray.cluster.api.metrics import Refusals, Snapshot, render
 from diffray.cluster.api.operations import LOAD_ADAPTER, OPERATIONS
 from diffray.cluster.control.engine_client import EngineFailed, Load
-from diffray.cluster.serve.app_config import DoorConfig
+from diffray.cluster.serve.app_config import IngressConfig
 from diffray.cluster.serve.replicas import RemoteModel, Replicas
 from diffray.workers.stats import Stats
 
 _LOOK_S: Final = 1.0  # between refreshes of the adapters
 
-_door: "Door | None" = None  # the door of this process, for its endpoint
+_ingress: "Ingress | None" = None  # the ingress of this process, for its endpoint
 
 
-def current_door() -> "Door":
-    if _door is None:
+def current_ingress() -> "Ingress":
+    if _ingress is None:
         raise EngineFailed("the endpoint is starting; try again in a moment")
-    return _door
+    return _ingress
 
 
-class Door:
+class Ingress:
     """Serves several models at one endpoint.
 
-    `doors` are all doors of this deployment, and `own` is the name of this one.
+    `siblings` are all replicas of this deployment, and `own` is the name of this one.
     """
 
-    def __init__(self, models: Sequence[RemoteModel], doors: Replicas, own: str) -> None:
+    def __init__(self, models: Sequence[RemoteModel], siblings: Replicas, own: str) -> None:
         self._models = {each.name: each for each in models}
-        self._doors, self._own = doors, own
+        self._siblings, self._own = siblings, own
         self._refusals = Refusals(own)
         self._adapters: dict[str, RemoteModel] = {}  # by the names of their LoRA adapters
         self._looking, self._looked = asyncio.Lock(), -math.inf
@@ -103,7 +103,7 @@ class Door:
         )
 
     async def prometheus(self, *, vllm_names: bool = False) -> bytes:
-        all_replicas = [self._doors, *(each.replicas for each in self._models.values())]
+        all_replicas = [self._siblings, *(each.replicas for each in self._models.values())]
         asked = await asyncio.gather(*(each.ask("snapshot") for each in all_replicas))
         others = [each for found in asked for each in found or [] if each.replica != self._own]
         return render([self._refusals.snapshot(), *others], vllm_names=vllm_names)
@@ -154,20 +154,20 @@ class Door:
             self._looked = time.monotonic()
 
 
-class DoorReplica:
-    """The class that Serve starts and stops for a door."""
+class IngressReplica:
+    """The class that Serve starts and stops for an ingress."""
 
-    async def __init__(self, config: DoorConfig) -> None:  # type: ignore[misc]  # Serve awaits it
-        global _door
+    async def __init__(self, config: IngressConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        global _ingress
         context = serve.get_replica_context()
         connected = (
             asyncio.to_thread(RemoteModel, name, application)
             for name, application in config.models.items()
         )
-        doors = Replicas(DeploymentHandle(context.deployment, context.app_name))
+        siblings = Replicas(DeploymentHandle(context.deployment, context.app_name))
         models = await asyncio.gather(*connected)
-        _door = Door(models, doors, context.replica_id.unique_id)
+        _ingress = Ingress(models, siblings, context.replica_id.unique_id)
 
     async def snapshot(self) -> Snapshot:
-        """Return this door's metrics, for the door that was scraped."""
-        return await current_door().snapshot()
+        """Return this replica's metrics, for the replica that was scraped."""
+        return await current_ingress().snapshot()

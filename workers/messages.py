@@ -2,7 +2,7 @@
 
 They are records of plain values, without torch, which msgspec and pickle serialize as they are.
 Others are in `limits.py`, `process.py`, `trainer_orders.py`, `cluster/control/events.py` and,
-between replicas, `cluster/serve/wanted.py`.
+between replicas, `cluster/serve/desired_state.py`.
 """
 
 from collections.abc import Iterable

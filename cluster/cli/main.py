@@ -25,8 +25,8 @@ bench = group(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"diffray {diffray.__version__}")
         raise typer.Exit
 

@@ -74,7 +74,7 @@ def ingress_application(config: IngressConfig) -> Application:
 def _bound(replica: type[Replica], config: AppConfig) -> Application:
     config = with_device(config)
     plain: Any = serve.deployment(replica)
-    # A new record, so that later replicas do not find what operators wanted of an earlier one.
+    # A new record, so that later replicas do not find the desired state of an earlier one.
     options, deployed = deployment_options(config), secrets.token_hex(8)
     app: Application = plain.options(name=REPLICA, **options).bind(config, deployed)
     return app

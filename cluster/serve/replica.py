@@ -25,7 +25,7 @@ from diffray.workers.trainer_orders import TrainerOrder
 
 if TYPE_CHECKING:
     from diffray.cluster.api.service import Service
-    from diffray.cluster.serve.wanted import EveryReplica, Members, Share
+    from diffray.cluster.serve.desired_state import EveryReplica, Members, Share
 
 log = logging.getLogger("ray.serve")
 
@@ -54,7 +54,7 @@ class Replica:
     _keeping_up: asyncio.Task[None] | None = None
 
     async def __init__(self, config: AppConfig, deployed: str) -> None:  # type: ignore[misc]  # Serve awaits it
-        """Start the engine; `deployed` names the record of the state that operators want."""
+        """Start the engine; `deployed` names the record of the desired state."""
         global _service
         if config.deployment_config.prefix_routing and type(self) is not Replica:
             _check_that_proxies_know(serve.get_replica_context().app_name)
@@ -156,7 +156,7 @@ class Replica:
         return await self.every.check_adapter(path)
 
     async def catch_up(self) -> str:
-        """Reach the state that operators want; return why that failed, or an empty string."""
+        """Reach the desired state; return why that failed, or an empty string."""
         assert self.every is not None
         return await self.every.catch_up()
 

@@ -12,8 +12,8 @@ from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.remote import RemoteEngine
 from diffray.cluster.frontend.text import Tokenizer
 from diffray.cluster.serve.app_config import AppConfig
+from diffray.cluster.serve.desired_state import EveryReplica, Record
 from diffray.cluster.serve.replicas import Replicas
-from diffray.cluster.serve.wanted import EveryReplica, Record
 from diffray.components.checkpoints.demos import description, examples
 from diffray.components.checkpoints.folder import resolve
 from diffray.components.checkpoints.update import check_folder
@@ -33,7 +33,7 @@ def adapters_of(config: AppConfig) -> LoadedAdapters:
 async def service_of(
     engine: RemoteEngine, config: AppConfig, adapters: LoadedAdapters, deployed: str
 ) -> tuple[Service, EveryReplica]:
-    """Return the service over an engine, in the state that operators want."""
+    """Return the service over an engine, in the desired state."""
     source, options, limits = config.model_source, config.engine_kwargs, engine.limits
     path = resolve(source)
     tokenizer = Tokenizer.load(path, limits.mask_token_id)

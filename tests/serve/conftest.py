@@ -20,5 +20,5 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
         _internal_kv_list=lambda prefix, namespace: [k for k in [*kept] if k.startswith(prefix)],
         _internal_kv_del=lambda key, namespace: kept.pop(key, None),
     )
-    monkeypatch.setattr("diffray.cluster.serve.wanted.internal_kv", store)
+    monkeypatch.setattr("diffray.cluster.serve.desired_state.internal_kv", store)
     return kept

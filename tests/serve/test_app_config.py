@@ -144,7 +144,7 @@ def ingress_of(*models: dict[str, Any], **ingress: Any) -> IngressApplication:
     return found
 
 
-class TestDoor:
+class TestIngress:
     def test_it_follows_from_the_models(self) -> None:
         several = {"autoscaling_config": {"max_replicas": 3}, "graceful_shutdown_timeout_s": 7}
         slots = {"max_num_seqs": 2, "max_queued_requests": 3}

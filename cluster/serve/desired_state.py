@@ -1,4 +1,4 @@
-"""The state that operators want, kept in the cluster, and trainers' groups: for all replicas."""
+"""The desired state of a deployment, kept in the cluster; and the groups of trainers."""
 
 import asyncio
 import logging
@@ -103,7 +103,7 @@ _KEPT: Final = 100  # most recent entries of a record
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DesiredState:
     """The state that every replica must reach; a higher number replaces it."""
 
     number: int = 0
@@ -116,30 +116,30 @@ class Wanted:
 
 
 class Record:
-    """The wanted states of one deployment, in Ray's key-value store, which outlives replicas."""
+    """The desired states of one deployment, in Ray's key-value store, which outlives replicas."""
 
     def __init__(self, deployment: str) -> None:
-        self._prefix = f"wanted:{deployment}:".encode()
+        self._prefix = f"desired:{deployment}:".encode()
 
-    async def newest(self) -> Wanted:
+    async def newest(self) -> DesiredState:
         return await asyncio.to_thread(self._newest)
 
-    async def put(self, wanted: Wanted) -> bool:
+    async def put(self, desired: DesiredState) -> bool:
         """Write a state; return False if another operator has taken its number."""
-        return await asyncio.to_thread(self._put, wanted)
+        return await asyncio.to_thread(self._put, desired)
 
-    def _newest(self) -> Wanted:
+    def _newest(self) -> DesiredState:
         keys = internal_kv._internal_kv_list(self._prefix, namespace=_SPACE)
         if not keys:
-            return Wanted()
+            return DesiredState()
         found = internal_kv._internal_kv_get(max(keys), namespace=_SPACE)
-        return msgspec.msgpack.decode(found, type=Wanted)
+        return msgspec.msgpack.decode(found, type=DesiredState)
 
-    def _put(self, wanted: Wanted) -> bool:
-        key, text = self._key(wanted.number), msgspec.msgpack.encode(wanted)
+    def _put(self, desired: DesiredState) -> bool:
+        key, text = self._key(desired.number), msgspec.msgpack.encode(desired)
         taken = internal_kv._internal_kv_put(key, text, overwrite=False, namespace=_SPACE)
         # Older entries stay for a while, so that a slow operator cannot reuse a number.
-        internal_kv._internal_kv_del(self._key(wanted.number - _KEPT), namespace=_SPACE)
+        internal_kv._internal_kv_del(self._key(desired.number - _KEPT), namespace=_SPACE)
         return not taken
 
     def _key(self, number: int) -> bytes:
@@ -149,7 +149,7 @@ class Record:
 class EveryReplica:
     """Carries out an operator's requests on all replicas of a deployment, including this one.
 
-    The record holds the wanted state. Each replica brings its own `engine` to that state when it
+    The record holds the desired state. Each replica brings its own `engine` to that state when it
     starts, when it is notified, and, if the notification is lost, a few seconds later. `check`
     raises ValueError for a folder that does not fit; only what fits all replicas is recorded. `own`
     is this replica's name, `ranks` its number of ranks.
@@ -171,9 +171,9 @@ class EveryReplica:
         self._replicas, self._record = replicas, record
         self._check, self._patience_s = check, patience_s
         self.with_trainer = WithTrainer(engine, own, ranks, self._tell)
-        self._has = Wanted()
+        self._has = DesiredState()
         self._following = asyncio.Lock()
-        self.failure = ""  # why this replica cannot reach the wanted state
+        self.failure = ""  # why this replica cannot reach the desired state
 
     # For an operator.
 
@@ -185,10 +185,10 @@ class EveryReplica:
             case LoadAdapter(name, path):
                 change = LoadAdapter(name, await asyncio.to_thread(pinned, path))
                 await self._check_all(change, "check_adapter", change.path)
-        return (await self._want(change)).version
+        return (await self._set_desired(change)).version
 
-    def _after(self, change: AnyChange, before: Wanted) -> Wanted:
-        """Return the wanted state after a change; raise ValueError if there can be none."""
+    def _after(self, change: AnyChange, before: DesiredState) -> DesiredState:
+        """Return the desired state after a change; raise ValueError if there can be none."""
         match change:
             case Sleep(level):
                 return replace(before, level=level)
@@ -210,8 +210,8 @@ class EveryReplica:
         self._adapters.check_name(change.name)
         return replace(before, adapters=(*known, LoRA.loaded_now(change.name, change.path)))
 
-    def _known(self, wanted: Wanted) -> tuple[LoRA, ...]:
-        return self._configured if wanted.adapters is None else wanted.adapters
+    def _known(self, desired: DesiredState) -> tuple[LoRA, ...]:
+        return self._configured if desired.adapters is None else desired.adapters
 
     async def _check_all(self, change: AnyChange, method: str, source: str) -> None:
         """Raise ValueError if there can be no such change, or any replica refuses `source`."""
@@ -228,19 +228,19 @@ class EveryReplica:
     async def load(self) -> Load:
         return await self._engine.load()
 
-    async def _want(self, change: AnyChange) -> Wanted:
-        """Record the wanted state, and wait until the replicas have reached it."""
+    async def _set_desired(self, change: AnyChange) -> DesiredState:
+        """Record the desired state, and wait until the replicas have reached it."""
         while True:
             before = await self._record.newest()
-            wanted = replace(self._after(change, before), number=before.number + 1)
-            if await self._record.put(wanted):
+            desired = replace(self._after(change, before), number=before.number + 1)
+            if await self._record.put(desired):
                 break
         # A replica that the call does not reach reads the record a few seconds later.
         found = await self._tell("catch_up") or [await self.catch_up()]
         failed = [reason for reason in found if reason]
         if failed:
             raise EngineFailed(f"{failed[0]}; that replica is being replaced")
-        return wanted
+        return desired
 
     async def _tell(self, method: str, *given: object) -> list[Any]:
         return await self._replicas.ask(method, *given, within=self._patience_s) or []
@@ -256,26 +256,26 @@ class EveryReplica:
         return await _refusal(self._adapters.check, path)
 
     async def catch_up(self) -> str:
-        """Bring this replica to the wanted state; return why that failed, or an empty string."""
+        """Bring this replica to the desired state; return why that failed, or an empty string."""
         async with self._following:
-            wanted = await self._record.newest()
-            if wanted.number <= self._has.number:
+            desired = await self._record.newest()
+            if desired.number <= self._has.number:
                 return self.failure
             try:
-                await self._bring_to(wanted)
+                await self._bring_to(desired)
                 self.failure = ""
             except ValueError as error:
-                self.failure = f"a replica cannot use the weights {wanted.version}: {error}"
-            self._has = wanted
+                self.failure = f"a replica cannot use the weights {desired.version}: {error}"
+            self._has = desired
             return self.failure
 
-    async def _bring_to(self, wanted: Wanted) -> None:
-        self._adapters.replace(self._known(wanted))
-        if wanted.updates != self._has.updates:
-            change = UpdateWeights(wanted.source, wanted.in_flight, wanted.version)
+    async def _bring_to(self, desired: DesiredState) -> None:
+        self._adapters.replace(self._known(desired))
+        if desired.updates != self._has.updates:
+            change = UpdateWeights(desired.source, desired.in_flight, desired.version)
             await self._engine.apply(change)
-        if wanted.level != self._has.level:
-            await self._engine.apply(Sleep(wanted.level))
+        if desired.level != self._has.level:
+            await self._engine.apply(Sleep(desired.level))
 
     async def keep_up(self) -> None:
         """Catch up periodically."""
@@ -284,7 +284,7 @@ class EveryReplica:
             try:
                 await self.catch_up()
             except Exception:
-                log.exception("this replica could not read or reach the wanted state")
+                log.exception("this replica could not read or reach the desired state")
 
 
 async def _refusal(check: Callable[[str], object], source: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from diffray.cluster.api.operations import LoadAdapter, UnloadAdapter
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.weight_changes import EngineChange, Sleep, UpdateWeights
-from diffray.cluster.serve.wanted import EveryReplica, Record, Wanted
+from diffray.cluster.serve.desired_state import DesiredState, EveryReplica, Record
 from diffray.components.checkpoints.update import check_folder
 from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.trainer_orders import JoinTrainer, Received, ReceiveWeights, TrainerOrder
@@ -90,7 +90,7 @@ async def test_all_replicas_get_new_weights_and_later_ones_the_newest() -> None:
 
 
 async def test_a_replica_without_messages_reads_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffray.cluster.serve.wanted._LOOK_S", 0.01)
+    monkeypatch.setattr("diffray.cluster.serve.desired_state._LOOK_S", 0.01)
     found = Deployment(2)
     found.deaf = {1}
     await found.replicas[0].apply(UpdateWeights("/a"))
@@ -116,7 +116,7 @@ async def test_operators_at_two_replicas_agree(stored: dict[bytes, bytes]) -> No
     (last,) = {engine.updates[-1] for engine in found.engines}
     newest = await found.record.newest()
     assert last == (newest.source, newest.in_flight, newest.version)
-    assert await Record("other").newest() == Wanted()
+    assert await Record("other").newest() == DesiredState()
 
 
 async def test_a_replica_that_cannot_have_them_is_not_healthy() -> None:

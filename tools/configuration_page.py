@@ -20,7 +20,7 @@ from diffray.cluster.cli.main import app
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import Server
 from diffray.cluster.serve.app_config import AppConfig, IngressConfig
-from diffray.cluster.serve.deployment_options import (
+from diffray.cluster.serve.deployment import (
     Autoscaling,
     Backpressure,
     Deployment,

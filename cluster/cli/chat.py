@@ -1,4 +1,4 @@
-"""A conversation with an OpenAI-compatible server in the terminal.
+"""`diffray chat`: a conversation with an OpenAI-compatible server in the terminal.
 
 Without a terminal each line of the input is a message, and only the answers are written.
 """
@@ -8,16 +8,19 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import suppress
 from textwrap import fill
-from typing import Any, Final, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 import httpx2
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from diffray.cluster.cli.commands import printable
+from diffray.cluster.cli import flags
+from diffray.cluster.cli.commands import printable, refuse
 from diffray.cluster.cli.endpoint import Conversation, Endpoint, Refused
 from diffray.cluster.cli.flags import CACHES, DECODERS, DIFFUSION, ITERATIONS, PACE, put_setting
 from diffray.cluster.cli.playback import News, can_play, show
+from diffray.cluster.serve.address import API_KEY
 from diffray.components.spelling import did_you_mean
 
 ANSWER_SECONDS = 300.0  # between two pieces of an answer
@@ -52,6 +55,44 @@ class Leave(Exception):
 
 
 def chat(
+    context: typer.Context,
+    *,
+    base_url: Annotated[
+        str, typer.Option(metavar="URL", help="The server's URL, with or without /v1.")
+    ] = "http://127.0.0.1:8000",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="The model's name on the server; default: the first."),
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help=flags.API_KEY_HELP, envvar=API_KEY)] = None,
+    watch: Annotated[
+        bool, typer.Option(help="Show how masks turn into text, step by step.")
+    ] = True,
+    pace: flags.Pace = flags.PACE,
+    system: Annotated[
+        str | None, typer.Option(help="The system message.", rich_help_panel="Request")
+    ] = None,
+    answer: flags.Answer,
+    diffusion: flags.Diffusion,
+    settings: flags.Settings = None,
+) -> None:
+    """Chat with a server, in the terminal or line by line from stdin.
+
+    On a terminal every step of an answer is shown; /help lists commands, such as /policy. From
+    stdin, the exit status is 1 if a line had no answer.
+    """
+    if not watch:
+        refuse(context, "with --no-watch", ("pace",))
+    options = flags.request_options(answer | diffusion, settings)
+    endpoint = Endpoint.at(base_url, api_key)
+    succeeded = converse(
+        endpoint, model=model, options=options, system=system, watch=watch, pace=pace
+    )
+    if not succeeded:
+        raise typer.Exit(1)
+
+
+def converse(
     endpoint: Endpoint,
     *,
     model: str | None = None,
@@ -79,7 +120,7 @@ def chat(
             with suppress(ImportError):
                 import readline  # noqa: F401  # gives input() its editing and history
             _greet(endpoint, about, out)
-            _converse(talk, out, pace)
+            _take_turns(talk, out, pace)
         else:
             talk = Conversation(
                 client, endpoint, model or endpoint.first_model(client), options, system
@@ -134,7 +175,7 @@ def _greet(endpoint: Endpoint, about: Mapping[str, Any], out: TextIO) -> None:
             tell(str(each), indent="  ")
 
 
-def _converse(talk: Conversation, out: TextIO, pace: float) -> None:
+def _take_turns(talk: Conversation, out: TextIO, pace: float) -> None:
     """Read and answer messages; an error or Ctrl-C ends only its turn."""
     while True:
         try:

@@ -60,7 +60,7 @@ _ask(
     "diffray serve --config models.yaml",
 )
 _ask(
-    "client_commands.chat",
+    "chat.chat",
     "Chat with a server, in the terminal or line by line from stdin.",
     "diffray chat",
     "diffray chat --base-url http://HOST:8000 --temperature 0.7 --pace 20",
@@ -73,7 +73,7 @@ _ask(
     "diffray generate - --set decoder.threshold=0.8 < prompt.txt",
 )
 _ask(
-    "client_commands.batch",
+    "batch.batch",
     "Answer a file of requests, with a server or a model loaded here.",
     "diffray batch in.jsonl out.jsonl --base-url http://127.0.0.1:8000",
     f"diffray batch in.jsonl out.jsonl --model {_DENSE}",

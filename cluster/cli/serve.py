@@ -21,7 +21,7 @@ from diffray.cluster.serve.address import (
     reserved,
     take_keys,
 )
-from diffray.cluster.serve.deployment_options import Deployment, PlacementGroup
+from diffray.cluster.serve.deployment import Deployment, PlacementGroup
 from diffray.cluster.serve.supervisor import say, supervised
 from diffray.components.checkpoints.demos import DEMOS
 

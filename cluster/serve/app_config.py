@@ -13,11 +13,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from diffray.cluster.api.settings import ApiSettings, GenerationDefaults
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.serve.deployment_options import Deployment, ModelLoading, PlacementGroup
+from diffray.cluster.serve.deployment import Deployment, ModelLoading, PlacementGroup
 from diffray.components.config import Config, explain
 from diffray.components.policy import DiffusionParams
 
-INGRESS_OPTIONS = ("num_replicas", "max_ongoing_requests", "graceful_shutdown_timeout_s")
 _Name = Annotated[str, Field(min_length=1)]
 
 

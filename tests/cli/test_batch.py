@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from diffray import DiffusionLLM, SamplingParams
-from diffray.cluster.cli.batch_backends import endpoint_answers, engine_answers
+from diffray.cluster.cli.batch import endpoint_answers, engine_answers
 from diffray.cluster.cli.batch_run import Answer, Progress, Reply, Summary, pause, run_batch
 from diffray.cluster.cli.endpoint import Endpoint
 from diffray.cluster.cli.main import app

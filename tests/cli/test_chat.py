@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from diffray.cluster.cli.chat import HELP, chat
+from diffray.cluster.cli.chat import HELP, converse
 from diffray.cluster.cli.endpoint import Endpoint, Refused
 from diffray.cluster.cli.flags import DIFFUSION
 from diffray.components.policy import DiffusionParams
@@ -52,7 +52,7 @@ def piped(
     out = io.StringIO()
     with fake_endpoint(respond) as server:
         endpoint = Endpoint.at(server.url, options.pop("api_key", None))
-        assert chat(endpoint, source=io.StringIO(text), out=out, **options) == succeeds
+        assert converse(endpoint, source=io.StringIO(text), out=out, **options) == succeeds
     return out.getvalue(), server
 
 
@@ -75,7 +75,7 @@ def typed(
     monkeypatch.setattr("builtins.input", read)
     out = out or Terminal()
     with fake_endpoint(respond) as server:
-        chat(Endpoint.at(server.url), source=Terminal(), out=out, **options)
+        converse(Endpoint.at(server.url), source=Terminal(), out=out, **options)
     assert left == []
     return out.getvalue(), server
 
@@ -142,7 +142,7 @@ class TestPiped:
             piped("a", options={"n": 2})
         nowhere = Endpoint.at("http://127.0.0.1:1")
         with pytest.raises(ConnectionError, match="start a server with `diffray serve`"):
-            chat(nowhere, model="m", source=io.StringIO("a"), out=io.StringIO())
+            converse(nowhere, model="m", source=io.StringIO("a"), out=io.StringIO())
 
     def test_policy_and_seed_hold_from_now_on(self) -> None:
         out, server = piped(

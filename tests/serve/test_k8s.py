@@ -18,8 +18,7 @@ from packaging.utils import canonicalize_name
 from diffray.cluster.serve.address import SETTINGS
 from diffray.cluster.serve.app_config import AppConfig, IngressConfig, app_config, ingress_config
 from diffray.cluster.serve.config_file import BUILDER, INGRESS_BUILDER, parse_yaml
-from diffray.cluster.serve.deployment import placement_bundles, resources
-from diffray.cluster.serve.deployment_options import Deployment
+from diffray.cluster.serve.deployment import Deployment, placement_bundles, resources
 from tests.helpers.paths import ROOT
 
 MANIFESTS = sorted((ROOT / "k8s").glob("*.yaml"))

@@ -1,20 +1,75 @@
-"""The backends of a batch: a running server, or an engine in this process."""
+"""`diffray batch`, and what answers its requests: a running server, or an engine here."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import httpx2
+import typer
 
-from diffray.cluster.cli.batch_run import CHAT, Answer, Reply, Unanswered
+from diffray.cluster.cli import flags
+from diffray.cluster.cli.batch_run import CHAT, Answer, Reply, Unanswered, run_batch
+from diffray.cluster.cli.commands import refuse
 from diffray.cluster.cli.endpoint import Endpoint, complaint, json_of, reason, retry_after
-
-if TYPE_CHECKING:
-    from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.serve.address import API_KEY
+from diffray.components.config import counted
 
 RECONNECTS = 6  # with pauses of 1, 2, 4, ... seconds, long enough for a server to restart
 BREAKS = 3  # how often a connection may break under one request
+
+
+def batch(
+    context: typer.Context,
+    source: Annotated[
+        Path, typer.Argument(help="Requests, in OpenAI's batch format (JSON lines).")
+    ],
+    target: Annotated[
+        Path, typer.Argument(help="Answers; requests that already have one here are skipped.")
+    ],
+    *,
+    base_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="The server's URL, with or without /v1.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help=flags.API_KEY_HELP, envvar=API_KEY)] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="The model's name on the server; without --base-url a checkpoint to load here.",
+        ),
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight at once.")] = 64,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for a server's answer.")] = 600.0,
+    engine: flags.BatchEngine,
+) -> None:
+    """Answer a file of requests, with a server or a model loaded here.
+
+    The exit status is 1 if a request failed; its line in the answers says why.
+    """
+    if base_url is not None:
+        refuse(context, "with --base-url", engine)
+        if not timeout > 0:
+            raise ValueError(f"--timeout must be above 0 (given: {timeout:g})")
+        endpoint = Endpoint.at(base_url, api_key)
+        answers = endpoint_answers(endpoint, model=model, timeout=timeout)
+    elif model is not None:
+        refuse(context, "without --base-url", ("api_key", "timeout"))
+        answers = engine_answers(model, EngineConfig(**engine))
+    else:
+        raise ValueError("give --base-url URL of a server, or --model to load a model here")
+    summary = run_batch(source, target, answers, concurrency=concurrency)
+    typer.echo(str(summary), err=True)
+    if summary.interrupted:
+        raise typer.Exit(130)
+    if failed := summary.failed + summary.failed_before:
+        raise ValueError(
+            f"{failed} of {counted(summary.requests, 'request')} failed; {target} says why; to "
+            "retry a request, delete its line there and run again"
+        )
 
 
 @asynccontextmanager
@@ -62,7 +117,7 @@ async def endpoint_answers(
 
 
 @asynccontextmanager
-async def engine_answers(model: str, config: "EngineConfig") -> AsyncGenerator[Answer, None]:
+async def engine_answers(model: str, config: EngineConfig) -> AsyncGenerator[Answer, None]:
     """Load a model into this process and give the replies that a server would give."""
     from diffray.cluster.api.errors import ApiError
     from diffray.cluster.api.service import Service

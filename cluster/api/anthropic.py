@@ -4,11 +4,10 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
-from diffray.cluster.api.anthropic_body import CountTokensBody, MessagesBody
+from diffray.cluster.api.anthropic_body import MessagesBody
 from diffray.cluster.api.dialects import Dialect, Item, shared_fields
 from diffray.cluster.api.errors import ApiError, Json
 from diffray.cluster.api.fields import parse
-from diffray.cluster.api.served import Served
 
 PATH: Final = "/v1/messages"
 
@@ -87,12 +86,6 @@ class Messages(Dialect):
             "output_tokens": self.usage["completion_tokens"],
             **details,
         }
-
-
-async def count_tokens(service: Served, given: object) -> Json:
-    """Return the length of a prompt: the answer of POST /v1/messages/count_tokens."""
-    found = await service.ask("/tokenize", parse(CountTokensBody, given).for_tokenize())
-    return {"input_tokens": found["count"]}
 
 
 def _block(item: Item, given: Json) -> Json:

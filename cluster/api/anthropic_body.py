@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from diffray.cluster.api.bodies import MOST_MESSAGES, Named, ReasoningEffort, SharedFields
+from diffray.cluster.api.bodies import MOST_MESSAGES, ModelBody, ReasoningEffort, SharedFields
 from diffray.cluster.api.errors import Json
 from diffray.cluster.api.fields import EFFORT, NOTED, ImagePart, StrictModel, ToolName, Url, Word
 from diffray.components.params import SamplingParams
@@ -172,10 +172,9 @@ class OutputConfig(StrictModel):
     effort: ReasoningEffort | None = Field(None, description=EFFORT)
 
 
-class ConversationFields(StrictModel):
+class ConversationFields(ModelBody):
     """The fields that make up the prompt."""
 
-    model: Named = None
     messages: Annotated[
         list[Turn], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     ] = Field(description="If the last one is a text of the assistant, the answer continues it.")
@@ -221,7 +220,7 @@ class ConversationFields(StrictModel):
 
 
 class CountTokensBody(ConversationFields):
-    """POST /v1/messages/count_tokens."""
+    """Count the tokens of a conversation, as Anthropic's Messages do."""
 
     def for_tokenize(self) -> Json:
         """Return the body of POST /tokenize."""
@@ -229,7 +228,10 @@ class CountTokensBody(ConversationFields):
 
 
 class MessagesBody(SharedFields, ConversationFields):
-    """POST /v1/messages."""
+    """Answer a conversation in the format of Anthropic's Messages.
+
+    Streams are as in `/v1/responses`.
+    """
 
     max_tokens: int | None = Field(None, ge=1)
     stop_sequences: Annotated[list[Word], Field(max_length=32, fail_fast=True)] = Field(

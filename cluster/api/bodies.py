@@ -222,7 +222,11 @@ class TemplateFields(StrictModel):
 
 
 class ChatBody(GenerationBody, TemplateFields):
-    """POST /v1/chat/completions."""
+    """Answer a conversation, as OpenAI's chat completions do.
+
+    With `stream: true` the answer comes as server-sent events, of which the last is `[DONE]`; an
+    error after the first chunk is an event with an `error`.
+    """
 
     prompt_field = "messages"
     default_tokens = 512  # as many as fit the context, but no more than this
@@ -303,7 +307,10 @@ class ChatBody(GenerationBody, TemplateFields):
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions."""
+    """Continue a text, or with `suffix` fill a gap in one, as OpenAI's completions do.
+
+    Streams are as in `/v1/chat/completions`.
+    """
 
     prompt_field = "prompt"
     default_tokens = 16  # OpenAI's

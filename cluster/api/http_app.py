@@ -1,8 +1,9 @@
 """The OpenAI-compatible endpoint: a FastAPI application in front of one model or several."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Any, Final
 from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request
@@ -12,14 +13,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, Response
 
 import diffray
-from diffray.cluster.api.anthropic import Messages, count_tokens
-from diffray.cluster.api.anthropic_body import CountTokensBody, MessagesBody
-from diffray.cluster.api.bodies import (
-    ChatBody,
-    CompletionBody,
-    GenerationBody,
-    SharedFields,
-)
+from diffray.cluster.api.anthropic import Messages
+from diffray.cluster.api.anthropic_body import MessagesBody
+from diffray.cluster.api.bodies import GenerationBody, SharedFields
 from diffray.cluster.api.dialects import Dialect, answer_stream, answer_whole
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, bug
 from diffray.cluster.api.fields import StrictModel
@@ -27,11 +23,11 @@ from diffray.cluster.api.gate import Gate, lacks_slash, page_router
 from diffray.cluster.api.http import WARNINGS, EventStream, answer, read_json, refusal, unless_gone
 from diffray.cluster.api.metrics import CONTENT_TYPE
 from diffray.cluster.api.openapi import (
+    ANSWERS,
     ERROR,
     describe,
     docs_page,
-    with_body,
-    with_fields,
+    documented,
     with_warnings,
     without_unknown,
 )
@@ -43,8 +39,12 @@ from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_client import EngineFailed
 
 GetService = Callable[[], Served]
-Handler = Callable[[Request], Awaitable[Response]]
 Read = Callable[[Request, Endpoint], Awaitable[tuple[object, list[str]]]]  # and warnings
+
+_DIALECTS: Final[dict[type[SharedFields], Callable[[object], Dialect]]] = {
+    ResponsesBody: Responses,
+    MessagesBody: Messages,
+}
 
 
 def build_api(
@@ -77,7 +77,6 @@ def build_api(
     described = partial(describe, app, has_keys=keys, model=model, about=about)
     app.openapi = described  # type: ignore[method-assign]  # as FastAPI's manual says
     app.include_router(_answers(get_service, settings))
-    app.include_router(_other_apis(get_service, settings))
     app.include_router(_operations(get_service, settings))
     app.include_router(_reports(get_service, settings))
     if settings.docs:
@@ -110,17 +109,7 @@ def build_api(
 
 def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
     """Return the routes for clients."""
-    router = APIRouter(tags=["Answers"])
-
-    post, read = partial(_post, router), partial(_read_known, settings)
-
-    async def generate(request: Request, kind: type[GenerationBody]) -> Response:
-        body, warnings = await read(request, kind)
-        if isinstance(body, dict) and body.get("stream") is True:
-            work = _open(get_service().stream(kind, body), warnings)
-            return await unless_gone(request.receive, work)
-        whole = await unless_gone(request.receive, get_service().whole(kind, body))
-        return answer(with_warnings(whole, warnings))
+    router, read = APIRouter(tags=["Answers"]), partial(_read_known, settings)
 
     @router.get("/v1/models")
     async def list_models() -> Response:
@@ -132,22 +121,14 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
         """Show the model under one of its names."""
         return answer(await get_service().model(name))
 
-    @post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        """Answer a conversation, as OpenAI's chat completions do.
+    def add(path: str, kind: type[SharedFields]) -> None:
+        @router.post(path, **documented(path, kind))
+        async def handle(request: Request) -> Response:
+            body, warnings = await read(request, kind)
+            return await _generate(request, get_service(), kind, body, warnings)
 
-        With `stream: true` the answer comes as server-sent events, of which the last is `[DONE]`;
-        an error after the first chunk is an event with an `error`.
-        """
-        return await generate(request, ChatBody)
-
-    @post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        """Continue a text, or with `suffix` fill a gap in one, as OpenAI's completions do.
-
-        Streams are as in `/v1/chat/completions`.
-        """
-        return await generate(request, CompletionBody)
+    for path, kind in ANSWERS.items():
+        add(path, kind)
 
     async def read_question(request: Request, question: Endpoint) -> tuple[object, list[str]]:
         if not question.queried:
@@ -159,48 +140,27 @@ def _answers(get_service: GetService, settings: ApiSettings) -> APIRouter:
     return router
 
 
-def _other_apis(get_service: GetService, settings: ApiSettings) -> APIRouter:
-    """Return the routes for clients of other APIs, whose requests are chats."""
-    router = APIRouter(tags=["Answers"])
-    post, read = partial(_post, router), partial(_read_known, settings)
-
-    async def generate(
-        request: Request, kind: Callable[[object], Dialect], fields: type[SharedFields]
-    ) -> Response:
-        body, warnings = await read(request, fields)
-        dialect, service = kind(body), get_service()
-        dialect.warnings = warnings
-        if dialect.chat.get("stream") is True:
-            stream = partial(EventStream, failed=dialect.failed, end=b"")
-            work = _open(answer_stream(service, dialect), [], stream)
-            return await unless_gone(request.receive, work)
-        whole = answer_whole(service, dialect)
-        return answer(await unless_gone(request.receive, whole))
-
-    @post("/v1/responses")
-    async def responses(request: Request) -> Response:
-        """Answer a conversation in the format of OpenAI's Responses; nothing is stored.
-
-        With `stream: true` the answer comes as server-sent events, each named after the `type` of
-        its `data`. After the first event, an error is the last event.
-        """
-        return await generate(request, Responses, ResponsesBody)
-
-    @post("/v1/messages")
-    async def messages(request: Request) -> Response:
-        """Answer a conversation in the format of Anthropic's Messages.
-
-        Streams are as in `/v1/responses`.
-        """
-        return await generate(request, Messages, MessagesBody)
-
-    @post("/v1/messages/count_tokens")
-    async def count_message_tokens(request: Request) -> Response:
-        """Count the tokens of a conversation, as Anthropic's Messages do."""
-        body, warnings = await read(request, CountTokensBody)
-        return answer(with_warnings(await count_tokens(get_service(), body), warnings))
-
-    return router
+async def _generate(
+    request: Request, service: Served, kind: type[SharedFields], body: Any, warnings: list[str]
+) -> Response:
+    """Answer a request of one of the APIs; those that are dialects are asked as chats."""
+    stream: Callable[..., Response] = EventStream
+    chunks: Callable[[], AsyncGenerator[Json, None]]
+    whole: Callable[[], Coroutine[Any, Any, Json]]
+    if issubclass(kind, GenerationBody):
+        streams = isinstance(body, dict) and body.get("stream") is True
+        chunks = partial(service.stream, kind, body)
+        whole = partial(service.whole, kind, body)
+    else:
+        dialect = _DIALECTS[kind](body)
+        dialect.warnings, warnings = warnings, []
+        streams = dialect.chat.get("stream") is True
+        chunks = partial(answer_stream, service, dialect)
+        whole = partial(answer_whole, service, dialect)
+        stream = partial(EventStream, failed=dialect.failed, end=b"")
+    if streams:
+        return await unless_gone(request.receive, _open(chunks(), warnings, stream))
+    return answer(with_warnings(await unless_gone(request.receive, whole()), warnings))
 
 
 def _operations(get_service: GetService, settings: ApiSettings) -> APIRouter:
@@ -220,7 +180,11 @@ def _add(
     """Add a route for each endpoint."""
 
     def add(path: str, endpoint: Endpoint) -> None:
-        @router.api_route(path, methods=[endpoint.method], **with_fields(path, endpoint))
+        @router.api_route(
+            path,
+            methods=[endpoint.method],
+            **documented(path, endpoint.given, queried=endpoint.queried),
+        )
         async def handle(request: Request) -> Response:
             given, warnings = await read(request, endpoint)
             found = with_warnings(await get_service().ask(path, given), warnings)
@@ -228,10 +192,6 @@ def _add(
 
     for path, endpoint in endpoints.items():
         add(path, endpoint)
-
-
-def _post(router: APIRouter, path: str) -> Callable[[Handler], Handler]:
-    return router.post(path, **with_body(path))
 
 
 async def _read(settings: ApiSettings, request: Request) -> object:
@@ -295,9 +255,7 @@ def _reports(get_service: GetService, settings: ApiSettings) -> APIRouter:
 
 
 async def _open(
-    chunks: AsyncGenerator[Json, None],
-    warnings: list[str],
-    stream: Callable[..., Response] = EventStream,
+    chunks: AsyncGenerator[Json, None], warnings: list[str], stream: Callable[..., Response]
 ) -> Response:
     """Return the stream after its first chunk, so that earlier errors get their own status.
 

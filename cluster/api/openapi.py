@@ -15,7 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
-from diffray.cluster.api.anthropic_body import CountTokensBody, MessagesBody
+from diffray.cluster.api.anthropic_body import MessagesBody
 from diffray.cluster.api.bodies import (
     ChatBody,
     CompletionBody,
@@ -26,26 +26,27 @@ from diffray.cluster.api.fields import NOTED, StrictModel
 from diffray.cluster.api.noop_fields import is_recognized, noop_schemas
 from diffray.cluster.api.operations import OPERATED, OPERATIONS
 from diffray.cluster.api.responses_body import ResponsesBody
-from diffray.cluster.api.served import EXAMPLE_PROMPT, QUESTIONS, Endpoint
+from diffray.cluster.api.served import EXAMPLE_CHAT, EXAMPLE_PROMPT, QUESTIONS
 from diffray.components.params import SamplingParams
 from diffray.components.spelling import did_you_mean
 
 _LISTED: Final = QUESTIONS | OPERATIONS
-BODIES: Final[dict[str, type[StrictModel]]] = {
+ANSWERS: Final[dict[str, type[SharedFields]]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
     "/v1/responses": ResponsesBody,
     "/v1/messages": MessagesBody,
-    "/v1/messages/count_tokens": CountTokensBody,
+}
+BODIES: Final[dict[str, type[StrictModel]]] = {
+    **ANSWERS,
     **{path: each.given for path, each in _LISTED.items() if not each.queried},
 }
-_ASKED: Final = {"messages": [{"role": "user", "content": EXAMPLE_PROMPT}], "max_tokens": 96}
+_ASKED: Final = EXAMPLE_CHAT | {"max_tokens": 96}
 EXAMPLES: Final[dict[str, Json]] = {
     "/v1/chat/completions": _ASKED | {"diffusion": {"decoder": {"kind": "threshold"}}},
     "/v1/completions": {"prompt": "def add(a, b):", "max_tokens": 32},
     "/v1/responses": {"input": EXAMPLE_PROMPT, "max_output_tokens": 96},
     "/v1/messages": _ASKED,
-    "/v1/messages/count_tokens": {"messages": _ASKED["messages"]},
     **{path: each.example for path, each in QUESTIONS.items() if each.example is not None},
 }
 ERROR: Final[dict[int | str, Json]] = {
@@ -118,25 +119,22 @@ def _describe_fields(schemas: dict[str, Json]) -> None:
                 fields.setdefault(name, schema | {"description": NOTED})
 
 
-def with_body(path: str) -> dict[str, Any]:
-    """Return a route's options that describe its body."""
-    content: Json = {"schema": {"$ref": _REF.format(model=BODIES[path].__name__)}}
+def documented(path: str, kind: type[StrictModel], *, queried: bool = False) -> dict[str, Any]:
+    """Return the options of a route whose body, or query, describes it."""
+    parts = path.removeprefix("/v1/").strip("/").split("/")
+    title = " ".join(parts).replace("_", " ").capitalize()
+    about = {"name": "_".join(parts), "summary": title, "description": getdoc(kind)}
+    if queried:
+        fields = kind.model_json_schema()["properties"]
+        listed = [
+            {"name": name, "in": "query", "schema": schema} for name, schema in fields.items()
+        ]
+        return about | {"openapi_extra": {"parameters": listed}}
+    content: Json = {"schema": {"$ref": _REF.format(model=kind.__name__)}}
     if path in EXAMPLES:
         content["example"] = EXAMPLES[path]
     body = {"required": True, "content": {"application/json": content}}
-    return {"openapi_extra": {"requestBody": body}}
-
-
-def with_fields(path: str, endpoint: Endpoint) -> dict[str, Any]:
-    """Return the options of a route whose body or query documents it."""
-    name = path.rpartition("/")[2]
-    title = name.replace("_", " ").capitalize()
-    about: dict[str, Any] = {"name": name, "summary": title, "description": getdoc(endpoint.given)}
-    if not endpoint.queried:
-        return about | with_body(path)
-    fields = endpoint.given.model_json_schema()["properties"]
-    listed = [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
-    return about | {"openapi_extra": {"parameters": listed}}
+    return about | {"openapi_extra": {"requestBody": body}}
 
 
 def docs_page(title: str) -> Response:

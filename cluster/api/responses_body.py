@@ -193,7 +193,11 @@ class CanvasOptions(StrictModel):
 
 
 class ResponsesBody(SharedFields):
-    """POST /v1/responses."""
+    """Answer a conversation in the format of OpenAI's Responses; nothing is stored.
+
+    With `stream: true` the answer comes as server-sent events, each named after the `type` of its
+    `data`. After the first event, an error is the last event.
+    """
 
     input: Input = Field(description="A question, or the conversation so far.")
     instructions: str | None = Field(None, description="A system message before the input.")

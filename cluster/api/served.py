@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from pydantic import Field
 
+from diffray.cluster.api.anthropic_body import CountTokensBody
 from diffray.cluster.api.bodies import GenerationBody, Messages, ModelBody, TemplateFields
 from diffray.cluster.api.errors import ApiError, Json, invalid
+from diffray.cluster.api.fields import parse
 from diffray.cluster.control.engine_client import Load
 
 
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
 _MOST_TOKENS: Final = 2**20  # to decode
 EXAMPLE_PROMPT: Final = "Write a Python function that returns the sum of a list."
+EXAMPLE_CHAT: Final[Json] = {"messages": [{"role": "user", "content": EXAMPLE_PROMPT}]}
 
 
 class Endpoint(NamedTuple):
@@ -94,6 +97,11 @@ async def _tokenize(prompts: "PromptReader", body: TokenizeBody) -> Json:
     }
 
 
+async def _count_tokens(prompts: "PromptReader", body: CountTokensBody) -> Json:
+    found = await _tokenize(prompts, parse(TokenizeBody, body.for_tokenize()))
+    return {"input_tokens": found["count"]}
+
+
 class DetokenizeBody(ModelBody):
     """Turn tokens into a text."""
 
@@ -115,6 +123,7 @@ async def _tokenizer_info(prompts: "PromptReader", _: TokenizerInfoQuery) -> Jso
 
 
 QUESTIONS: Final = {
+    "/v1/messages/count_tokens": Endpoint(CountTokensBody, _count_tokens, example=EXAMPLE_CHAT),
     "/tokenize": Endpoint(TokenizeBody, _tokenize, example={"prompt": EXAMPLE_PROMPT}),
     "/detokenize": Endpoint(DetokenizeBody, _detokenize, example={"tokens": [1, 2, 3]}),
     "/tokenizer_info": Endpoint(TokenizerInfoQuery, _tokenizer_info, "GET", queried=True),

@@ -4,8 +4,9 @@ import asyncio
 import inspect
 import socket
 from collections.abc import Iterable
+from functools import partial
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Final
 
 import httpx2
 
@@ -117,9 +118,6 @@ def _refusal(reason: str) -> InvalidField:
     return InvalidField(f"an image's URL: {reason}", "images")
 
 
-LONGEST: Final = 2**24  # characters of a prompt
-
-
 async def conversation_text(
     messages: list[Message], fields: TemplateFields, tokenizer: Tokenizer
 ) -> str:
@@ -137,36 +135,19 @@ async def conversation_text(
         )
     _refuse_reserved(fields.chat_template_kwargs, tokenizer)
     tools = [each.model_dump(exclude_unset=True) for each in fields.shown_tools] or None
-    given = {
-        "conversations": [[each.for_template() for each in messages]],
-        "chat_template": tokenizer.fast.get_chat_template(tools=tools),
-        "tools": tools,
-        "add_generation_prompt": fields.add_generation_prompt,
-        "continue_final_message": fields.continue_final_message,
-        **tokenizer.fast.special_tokens_map,
-        **fields.model_dump(include={"reasoning_effort"}, exclude_none=True),
-        **fields.chat_template_kwargs,
-    }
+    effort = fields.model_dump(include={"reasoning_effort"}, exclude_none=True)
+    render = partial(
+        tokenizer.chat_text,
+        [each.for_template() for each in messages],
+        tools=tools,
+        add_generation_prompt=fields.add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
+        **effort | fields.chat_template_kwargs,
+    )
     try:
-        return await asyncio.to_thread(_rendered, given)
+        return await asyncio.to_thread(render)
     except ValueError as error:
-        raise invalid(f"the chat template refuses this: {error}", "messages") from None
-
-
-def _rendered(given: dict[str, Any]) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        made: Any = render_jinja_template(**given)
-        text = str(made[0][0])
-        text.encode()
-    except Exception as error:  # a template may raise anything
-        number = getattr(error, "lineno", None)
-        where = f" (line {number} of the template)" if number else ""
-        raise ValueError(f"{error}{where}") from None
-    if len(text) > LONGEST:
-        raise ValueError(f"it made {len(text)} characters, more than {LONGEST}")
-    return text
+        raise invalid(str(error), "messages") from None
 
 
 def _refuse_reserved(given: Iterable[str], tokenizer: Tokenizer) -> None:

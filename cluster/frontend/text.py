@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 Messages = Items[Mapping[str, Any]]
 _MOST_INCOMPLETE = 16  # tokens that may wait for the rest of a character
 _KEPT_PAIRS = 2**16
+_LONGEST_CHAT = 2**24  # characters of a conversation
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
 
 
@@ -76,17 +77,22 @@ class Tokenizer:
                 "the checkpoint's tokenizer has no chat template; "
                 "use generate() with a prompt in the model's own format"
             )
+        text = self.chat_text(messages, add_generation_prompt=True)
+        return self.encode(text, add_special_tokens=False)
+
+    def chat_text(self, messages: Messages, /, **options: Any) -> str:
+        """Return a conversation as the chat template writes it; raise ValueError if it refuses."""
+        given = [dict(message) for message in messages]
         try:
-            text = self.fast.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-            )
+            text = str(self.fast.apply_chat_template(given, tokenize=False, **options))
+            text.encode()
+            if len(text) > _LONGEST_CHAT:
+                raise ValueError(f"it made {len(text)} characters, more than {_LONGEST_CHAT}")
         except Exception as error:  # the template is code of the checkpoint
             line = getattr(error, "lineno", None)
             where = f" (line {line} of the template)" if line else ""
-            raise ValueError(
-                f"the checkpoint's chat template refuses this: {error}{where}"
-            ) from None
-        return self.encode(str(text), add_special_tokens=False)
+            raise ValueError(f"the chat template refuses this: {error}{where}") from None
+        return text
 
     def decode(self, ids: Items[int], skip_special_tokens: bool = True) -> str:
         text = self.fast.decode(list(ids), skip_special_tokens=skip_special_tokens)

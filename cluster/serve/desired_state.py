@@ -179,12 +179,15 @@ class EveryReplica:
 
     async def apply(self, change: AnyChange) -> str:
         """Bring all replicas to the state after a change; return the weights' version."""
-        match change:
-            case UpdateWeights(source):
-                await self._check_all(change, "check_weights", str(source))
-            case LoadAdapter(name, path):
-                change = LoadAdapter(name, await asyncio.to_thread(pinned, path))
-                await self._check_all(change, "check_adapter", change.path)
+        if isinstance(change, LoadAdapter):
+            change = replace(change, path=await asyncio.to_thread(pinned, change.path))
+        if isinstance(change, UpdateWeights | LoadAdapter):
+            self._after(change, await self._record.newest())
+            refusals = await self._tell("check", change)
+            if not refusals:
+                raise EngineFailed("no replica answered; try again")
+            if refused := next(filter(None, refusals), ""):
+                raise ValueError(refused)
         return (await self._set_desired(change)).version
 
     def _after(self, change: AnyChange, before: DesiredState) -> DesiredState:
@@ -213,15 +216,6 @@ class EveryReplica:
     def _known(self, desired: DesiredState) -> tuple[LoRA, ...]:
         return self._configured if desired.adapters is None else desired.adapters
 
-    async def _check_all(self, change: AnyChange, method: str, source: str) -> None:
-        """Raise ValueError if there can be no such change, or any replica refuses `source`."""
-        self._after(change, await self._record.newest())
-        found = await self._tell(method, source)
-        if not found:
-            raise EngineFailed("no replica answered; try again")
-        if refused := next(filter(None, found), ""):
-            raise ValueError(refused)
-
     async def ask_trainer(self, order: TrainerOrder) -> Received:
         return await self.with_trainer.ask_all(order)
 
@@ -243,17 +237,28 @@ class EveryReplica:
         return desired
 
     async def _tell(self, method: str, *given: object) -> list[Any]:
-        return await self._replicas.ask(method, *given, within=self._patience_s) or []
+        return await self._replicas.ask("of_every", method, *given, within=self._patience_s) or []
 
     # For each replica.
 
-    async def check_weights(self, source: str) -> str:
-        """Return why a folder does not fit this replica's model, or an empty string."""
-        return await _refusal(self._check, source)
+    async def check(self, change: UpdateWeights | LoadAdapter) -> str:
+        """Return why the files of a change do not fit this replica's model, or an empty string."""
+        try:
+            if isinstance(change, LoadAdapter):
+                await asyncio.to_thread(self._adapters.check, change.path)
+            else:
+                await asyncio.to_thread(self._check, str(change.source))
+        except (ValueError, OSError) as error:
+            return str(error)
+        return ""
 
-    async def check_adapter(self, path: str) -> str:
-        """Return why an adapter does not fit this replica's model, or an empty string."""
-        return await _refusal(self._adapters.check, path)
+    async def member(self) -> str:
+        """Return this replica's name, for a trainer's group."""
+        return self.with_trainer.own
+
+    async def share(self, order: TrainerOrder, members: Members) -> Share | None:
+        """Carry out this replica's share of a trainer's order."""
+        return await self.with_trainer.share(order, members)
 
     async def catch_up(self) -> str:
         """Bring this replica to the desired state; return why that failed, or an empty string."""
@@ -285,11 +290,3 @@ class EveryReplica:
                 await self.catch_up()
             except Exception:
                 log.exception("this replica could not read or reach the desired state")
-
-
-async def _refusal(check: Callable[[str], object], source: str) -> str:
-    try:
-        await asyncio.to_thread(check, source)
-    except (ValueError, OSError) as error:
-        return str(error)
-    return ""

@@ -21,11 +21,10 @@ from diffray.cluster.serve.address import PREFIX_ROUTED
 from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.deployment import ONGOING_TOKENS
 from diffray.cluster.serve.replicas import About
-from diffray.workers.trainer_orders import TrainerOrder
 
 if TYPE_CHECKING:
     from diffray.cluster.api.service import Service
-    from diffray.cluster.serve.desired_state import EveryReplica, Members, Share
+    from diffray.cluster.serve.desired_state import EveryReplica
 
 log = logging.getLogger("ray.serve")
 
@@ -145,30 +144,10 @@ class Replica:
         models = (await service.models())["data"]
         return About(models, await service.load(), failure)
 
-    async def check_weights(self, source: str) -> str:
-        """Return why a folder with new weights does not fit, or an empty string."""
+    async def of_every(self, method: str, *given: object) -> object:
+        """Call a method of `EveryReplica`, for the replica that an operator has asked."""
         assert self.every is not None
-        return await self.every.check_weights(source)
-
-    async def check_adapter(self, path: str) -> str:
-        """Return why a LoRA adapter does not fit, or an empty string."""
-        assert self.every is not None
-        return await self.every.check_adapter(path)
-
-    async def catch_up(self) -> str:
-        """Reach the desired state; return why that failed, or an empty string."""
-        assert self.every is not None
-        return await self.every.catch_up()
-
-    async def member(self) -> str:
-        """Return this replica's name, for a trainer's group."""
-        assert self.every is not None
-        return self.every.with_trainer.own
-
-    async def share(self, order: TrainerOrder, members: "Members") -> "Share | None":
-        """Carry out this replica's share of a trainer's order; None: it is not in the group."""
-        assert self.every is not None
-        return await self.every.with_trainer.share(order, members)
+        return await getattr(self.every, method)(*given)
 
     async def check_health(self) -> None:
         """Serve replaces a replica that raises here three times in a row."""

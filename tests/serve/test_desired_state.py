@@ -65,12 +65,9 @@ class Deployment:
         if source in self.wrong:
             raise ValueError(self.wrong[source])
 
-    async def ask(self, method: str, *given: Any, within: float) -> list[Any]:
+    async def ask(self, _: str, method: str, *given: Any, within: float) -> list[Any]:
         heard = [each for at, each in enumerate(self.replicas) if at not in self.deaf]
-        if method == "member":
-            return [each.with_trainer.own for each in heard]
-        owners: list[Any] = [each.with_trainer for each in heard] if method == "share" else heard
-        return list(await asyncio.gather(*(getattr(each, method)(*given) for each in owners)))
+        return list(await asyncio.gather(*(getattr(each, method)(*given) for each in heard)))
 
 
 async def test_all_replicas_get_new_weights_and_later_ones_the_newest() -> None:
@@ -221,7 +218,7 @@ async def test_all_replicas_take_their_ranks_of_a_trainer_s_group() -> None:
     assert found.engines[0].orders[-1] == TrainerOrder("g")
 
 
-async def test_misfits_and_what_reaches_none_are_not_wanted(stored: dict[bytes, bytes]) -> None:
+async def test_misfits_and_what_reaches_none_are_not_desired(stored: dict[bytes, bytes]) -> None:
     found = Deployment(2)
     found.wrong["/b"] = "head is [3, 4], not [64, 16]"
     with pytest.raises(ValueError, match="head is"):

@@ -108,14 +108,10 @@ def is_conversation(prompt: object) -> bool:
 
 def as_conversations(messages: object) -> list[Messages]:
     """Return a list of conversations; one text or one list of messages is one conversation."""
-    is_one = isinstance(messages, Items) and messages and isinstance(messages[0], Mapping)
-    if is_one or isinstance(messages, str):
+    if isinstance(messages, str) or not isinstance(messages, Items):
         return [as_messages(messages)]
-    if not isinstance(messages, Items):
-        raise ValueError(
-            f"a conversation is a list of {{'role': ..., 'content': ...}} (given: {messages!r:.99})"
-        )
-    return [as_messages(each) for each in messages]
+    is_one = messages and isinstance(messages[0], Mapping)
+    return [as_messages(messages)] if is_one else [as_messages(each) for each in messages]
 
 
 def as_messages(messages: object) -> Messages:

@@ -241,47 +241,28 @@ def failure_of(state: Any) -> str:
 
 
 def ready_lines(applications: Applications, server: Server, url: str) -> str:
-    """Return how to reach the model, or each of several models and their ingress."""
-    if applications.ingress is None:
-        return ready_line(applications.models[0], server, url)
-    lines: list[str] = []
-    prompts: list[str] = []
-    for each in applications.models:
-        lines.append(f"{each.title} is ready at {url}{each.route_prefix.rstrip('/')}/v1")
+    """Return how to reach the models, with an example and prompts to try; `url` is Serve's."""
+    models, ingress = applications.models, applications.ingress
+    first, endpoint = models[0], ingress or models[0]
+    content = examples(first.config.model_source)[0]
+    question: dict[str, Any] = {"messages": [{"role": "user", "content": content}]}
+    names, whom, lines, prompts = f"{first.title} is", first.title, list[str](), list[str]()
+    if ingress is not None:
+        question = {"model": first.title, **question}
+        names, whom = f"All models ({', '.join(each.title for each in models)}) are", "each of them"
+    for each in models:
+        if ingress is not None:
+            lines.append(f"{each.title} is ready at {url}{each.route_prefix.rstrip('/')}/v1")
         if said := description(each.config.model_source, each.title):
             lines.append(said)
-            prompts = prompts or _to_try(each)
-    lines += [*prompts, ingress_line(applications.ingress, applications.models, server, url)]
-    return "\n".join(lines)
-
-
-def ready_line(each: Application, server: Server, url: str) -> str:
-    """Return the model's URL with an example, prompts to try, and its page; `url` is Serve's."""
-    url += each.route_prefix.rstrip("/")
-    settings, source = each.config.api_settings(), each.config.model_source
-    question = {"messages": [{"role": "user", "content": examples(source)[0]}]}
-    lines = [f"{each.title} is {_ready_at(url, server, settings, question)}"]
-    if said := description(source, each.title):
-        lines += [said, *_to_try(each)]
-    return "\n".join([*lines, *_pages(url, settings, each.title)])
-
-
-def _to_try(each: Application) -> list[str]:
-    prompts = examples(each.config.model_source)[:3]
-    return ["Prompts to try:", *(f"  {prompt}" for prompt in prompts)]
-
-
-def ingress_line(
-    ingress: IngressApplication, models: tuple[Application, ...], server: Server, url: str
-) -> str:
-    """Return the ingress's URL with an example, and that of its page."""
-    url += ingress.route_prefix.rstrip("/")
-    settings, first = ingress.config.api_settings(), models[0]
-    content = examples(first.config.model_source)[0]
-    question = {"model": first.title, "messages": [{"role": "user", "content": content}]}
-    names = ", ".join(each.title for each in models)
-    ready = f"All models ({names}) are {_ready_at(url, server, settings, question)}"
-    return "\n".join([ready, *_pages(url, settings, "each of them")])
+            prompts = prompts or ["Prompts to try:", *examples(each.config.model_source)[:3]]
+    lines += "\n  ".join(prompts).splitlines()
+    url += endpoint.route_prefix.rstrip("/")
+    settings = endpoint.config.api_settings()
+    lines.insert(
+        len(lines) if ingress else 0, f"{names} {_ready_at(url, server, settings, question)}"
+    )
+    return "\n".join([*lines, *_pages(url, settings, whom)])
 
 
 def _pages(url: str, settings: ApiSettings, whom: str) -> list[str]:

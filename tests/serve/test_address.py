@@ -43,23 +43,25 @@ def test_a_running_serve_is_joined_where_it_listens_or_not_at_all() -> None:
 
 
 def test_the_ready_line_names_no_page_or_prompts_that_are_not_there() -> None:
-    from diffray.cluster.serve.server import ready_line
+    from diffray.cluster.serve.server import ready_lines
 
     loading = {"model_id": "mine", "model_source": "/some/model"}
     config = app_config({"model_loading_config": loading, "api": {"page": False}})
-    said = ready_line(Application("mine", "/mine", config), Server(host="0.0.0.0"), "http://h")
+    found = Applications((Application("mine", "/mine", config),))
+    said = ready_lines(found, Server(host="0.0.0.0"), "http://h")
     assert said.startswith("mine is ready at http://h/mine/v1 (listening on 0.0.0.0)")
     assert "Chat in another terminal: diffray chat --base-url http://h/mine\n" in said
     assert not any(words in said for words in ("watch it", "toy", "Prompts to try", "\n  "))
 
 
 def test_usage_shows_what_a_newcomer_reads_first() -> None:
-    from diffray.cluster.serve.server import ready_line
+    from diffray.cluster.serve.server import ready_lines
 
     walk = (ROOT / "docs/usage.md").read_text().partition("## The first two minutes")[2]
     shown = walk.split("```")[1].strip("\n").splitlines()
     config = app_config({"model_loading_config": {"model_id": "demo"}})
-    lines = ready_line(Application("demo", "/", config), Server(), "http://127.0.0.1:8000")
+    found = Applications((Application("demo", "/", config),))
+    lines = ready_lines(found, Server(), "http://127.0.0.1:8000")
     for line, told in zip(lines.splitlines(), shown, strict=True):
         assert line.startswith(told.removesuffix("...")) and (told.endswith("...") or line == told)
 

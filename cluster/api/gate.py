@@ -1,10 +1,8 @@
-"""What every request passes first (keys, request ids, headers for browsers), and the page at /."""
+"""What every request passes first (keys, headers for browsers), and the page at /."""
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 from fastapi import APIRouter
 from starlette.datastructures import Headers, MutableHeaders
@@ -65,7 +63,6 @@ def lacks_slash(request: Request) -> bool:
 
 
 _OPEN: Final = ("/health", "/ping", "/metrics", "/version", "/docs", "/openapi.json", "", "/")
-_USABLE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _SAFE: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -95,8 +92,7 @@ class Gate:
 
     Paths that change the engine need an operator's key, which opens the others as well.
 
-    It adds the security headers that an answer has not set itself. With `request_ids` it also adds
-    the request's id, or a new one; behind Ray Serve, which does so too, an answer would have two.
+    It adds the security headers that an answer has not set itself.
     """
 
     def __init__(
@@ -104,30 +100,23 @@ class Gate:
         app: ASGIApp,
         keys: Iterable[str] = (),
         operators: Iterable[str] = (),
-        *,
-        request_ids: bool = True,
     ) -> None:
         self._app = app
         self._digests, self._operators = tuple(keys), tuple(operators)  # digests, as in ApiSettings
-        self._request_ids = request_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, added = Headers(scope=scope), dict(_SAFE)
-        if self._request_ids:
-            given = headers.get("x-request-id", "")
-            added["X-Request-Id"] = given if _USABLE_ID.fullmatch(given) else uuid4().hex
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in added.items():
+                for name, value in _SAFE.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        refused = self._refused(scope, headers)
+        refused = self._refused(scope, Headers(scope=scope))
         app = self._app if refused is None else refusal(refused, scope["path"])
         await app(scope, receive, send_with_headers)
 

@@ -51,16 +51,14 @@ def build_api(
     get_service: GetService,
     settings: ApiSettings | None = None,
     *,
-    request_ids: bool = True,
     model: str | None = None,
     about: str = "",
 ) -> FastAPI:
     """Return the application; `get_service` is called for each request, and may raise EngineFailed.
 
-    Behind Ray Serve `request_ids` is False, because Serve adds ids itself. The examples in the
-    OpenAPI document name `model`, as requests must if several are served; `about` describes what
-    is served.
-    FastAPI applications cannot be pickled; build it in the process that runs it.
+    The examples in the OpenAPI document name `model`, as requests must if several are served;
+    `about` describes what is served. FastAPI applications cannot be pickled; build it in the
+    process that runs it.
     """
     settings = settings or ApiSettings()
     app = FastAPI(
@@ -93,9 +91,7 @@ def build_api(
     app.add_exception_handler(HTTPException, partial(_refuse_http, settings))
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _internal_error)
-    app.add_middleware(
-        Gate, keys=settings.api_keys, operators=settings.operator_keys, request_ids=request_ids
-    )
+    app.add_middleware(Gate, keys=settings.api_keys, operators=settings.operator_keys)
     if settings.cors_origins:  # outside the gate, because a browser must be able to read errors
         app.add_middleware(
             CORSMiddleware,

@@ -46,7 +46,7 @@ def application(config: AppConfig) -> Application:
     def api() -> FastAPI:  # built in the replica, because not all of it can be pickled
         from diffray.cluster.api.http_app import build_api
 
-        return build_api(current_service, settings, request_ids=False, about=about)
+        return build_api(current_service, settings, about=about)
 
     return _bound(serve.ingress(api)(Replica), config)
 
@@ -64,7 +64,7 @@ def ingress_application(config: IngressConfig) -> Application:
     def api() -> FastAPI:
         from diffray.cluster.api.http_app import build_api
 
-        return build_api(current_ingress, settings, request_ids=False, model=first)
+        return build_api(current_ingress, settings, model=first)
 
     plain: Any = serve.deployment(serve.ingress(api)(IngressReplica))
     app: Application = plain.options(name="Ingress", **ingress_options(config)).bind(config)

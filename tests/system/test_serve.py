@@ -100,7 +100,8 @@ def test_the_ingress_and_each_model_have_a_page(served: Served, path: str) -> No
     answer = httpx2.get(f"{served.url}{path}", follow_redirects=True)
     at = str(answer.url)
     assert at == f"{served.url}{path.removesuffix('/')}/" and "page/app.js" in answer.text
-    script = httpx2.get(f"{at}page/app.js")
+    script = httpx2.get(f"{at}page/app.js", headers={"X-Request-Id": "mine"})
+    assert script.headers.get_list("x-request-id") == ["mine"]  # Serve keeps it
     assert script.status_code == 200 and "'self'" in script.headers["content-security-policy"]
     assert "url: 'openapi.json'" in httpx2.get(f"{at}docs").text
     operation = httpx2.get(f"{at}openapi.json").json()["paths"]["/v1/completions"]["post"]

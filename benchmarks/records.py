@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from examples.train_demo.json_extraction import ANIMALS, COLORS, EVENTS, WEEK
 from examples.train_demo.tasks import draw
-from examples.train_demo.words import CITIES, JOBS, THINGS, Item
+from examples.train_demo.words import ANIMALS, CITIES, COLORS, DAYS, EVENTS, JOBS, THINGS, Item
 
 # What the task's generator draws from, besides words that it invents.
-LOWER: Final = [day.lower() for day in WEEK]
-CHOICES: Final = (WEEK, LOWER, EVENTS, COLORS, ANIMALS, JOBS, CITIES, THINGS)
+LOWER: Final = [day.lower() for day in DAYS]
+CHOICES: Final = (DAYS, LOWER, EVENTS, COLORS, ANIMALS, JOBS, CITIES, THINGS)
 
 
 class Marks(NamedTuple):

@@ -1,8 +1,7 @@
 """What decoders see: the rows' current blocks, and what the model proposes for them.
 
 Letters: B rows, L positions of the longest block; shorter blocks are padded with positions that
-are neither masked nor editable. Q positions with a ranking, K ids in each, R all positions of all
-rows.
+are neither masked nor editable.
 """
 
 from collections.abc import Sequence as Items

@@ -122,10 +122,6 @@ class Logits:
         """Return the classes of this rank's ids."""
         return automata.class_AV[:, self.start : self.start + self.values_RV.shape[1]]
 
-    def rows(self, count: int) -> "Logits":
-        """Return the first rows, sharing memory."""
-        return Logits(self.values_RV[:count], self.start, self.mesh)
-
     def gather(self, ids_RK: Tensor) -> Tensor:
         """Return the logits of some ids of each row."""
         local, here = self.local(ids_RK)

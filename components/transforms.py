@@ -1,6 +1,6 @@
 """Row transforms: what a request does to the logits of its rows before tokens are chosen.
 
-Letters: R rows of the head, V this rank's vocabulary, E single logits, K ids.
+Letters: R rows of the head, E single logits, K ids.
 """
 
 from collections.abc import Sequence as Items

@@ -6,7 +6,6 @@ Letters: B sequences that denoise, T packed tokens, R rows of the head, H hidden
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from diffray.components.batch import Batch
@@ -21,7 +20,7 @@ from diffray.kernels.confidence import Confidence
 from diffray.workers.batch_state import BatchState
 from diffray.workers.chunked_prefill import Chunk
 from diffray.workers.copy_pool import CopyPool
-from diffray.workers.features.feature import Head, rows_of
+from diffray.workers.features.feature import StoredLogits, rows_of
 from diffray.workers.features.order import FEATURES
 from diffray.workers.first_step_sharing import SharedFirstSteps
 from diffray.workers.graphs import Graphs
@@ -168,7 +167,7 @@ class BatchPlan:
             return blocks.accept(propose_plain(found, plan.rows, block), block)
         hidden_RH = hidden_TH.index_select(0, plan.tokens_R)
         logits = Logits(self.model.head(hidden_RH), self.model.spec.vocab_start, self.mesh)
-        head = Head(hidden_TH, logits, plan, block, blocks.done_B, step)
+        head = StoredLogits(hidden_TH, logits, plan, block, blocks.done_B, step)
         for feature in self.features:
             feature.read(self, head)
         chosen = choose(logits, plan.rows, block, self.slots.mask_token_id)
@@ -176,7 +175,7 @@ class BatchPlan:
             feature.choose(chosen)
         proposal = chosen.proposal()
         for feature in self.features:
-            proposal = feature.measure(chosen, proposal)
+            proposal = feature.inspect(chosen, proposal)
         return blocks.accept(proposal, block)
 
     def _confidence(self, hidden_TH: Tensor, plan: HeadPlan, block: Block) -> Confidence:
@@ -185,12 +184,11 @@ class BatchPlan:
         draw, recorded = plan.rows.draw(block), self.layout.recorded
         if recorded is not None and draw is None and not asked:
             return joined(recorded.choose(len(plan.tokens_R)), self.mesh)
-        hidden_RH, mask_token_id = (
-            hidden_TH.index_select(0, plan.tokens_R),
-            self.slots.mask_token_id,
+        hidden_RH = hidden_TH.index_select(0, plan.tokens_R)
+        own = self.model.confidence(
+            hidden_RH, self.slots.mask_token_id, draw, next(iter(asked), None)
         )
-        known_RK = torch.cat(asked, dim=1) if asked else None
-        found = joined(self.model.confidence(hidden_RH, mask_token_id, draw, known_RK), self.mesh)
+        found = joined(own, self.mesh)
         for feature in self.features:
             found = feature.adjust(found, plan.rows, block, self.kv.kernels)
         return found

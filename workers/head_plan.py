@@ -1,6 +1,7 @@
 """What the head computes for a step: a row for each position that needs a token.
 
-Letters: B sequences, L positions of the longest block, R rows of the head, N those of a block.
+Letters: B sequences, T packed tokens, L positions of the longest block, R rows of the head, N those
+of a block.
 """
 
 from dataclasses import dataclass
@@ -62,12 +63,12 @@ class HeadPlan:
         self.length, self.device = plan.length, plan.device
         self.blocks, self.on_host_R = blocks, tokens_R
         self._read = [tokens_R]
-        self.structured: set[int] = set()
+        self.claimed: set[int] = set()  # numbers of blocks whose tokens a feature chooses
         for feature in plan.features:
             feature.plan_head(self)
         self.tokens_R = joined([tokens_R], self.device)  # index into the packed hidden states
         self.read_T = self.tokens_R if len(self._read) == 1 else joined(self._read, self.device)
-        free = [each.draw for each in blocks if each.number not in self.structured]
+        free = [each.draw for each in blocks if each.number not in self.claimed]
         draws = join_draws([draw for draw in free if draw is not None], self.device)
         self.rows = Rows(joined([cells_R], self.device), draws)
         # If each row needs just one token, logits are not stored.
@@ -82,9 +83,9 @@ class HeadPlan:
         """Let the model compute the hidden states of these packed tokens too."""
         self._read.append(tokens_T)
 
-    def take(self, block: BlockRows) -> None:
-        """Choose the tokens of a block elsewhere: its rows do not draw independently."""
-        self.structured.add(block.number)
+    def claim(self, block: BlockRows) -> None:
+        """Let a feature choose the tokens of a block, whose rows then do not draw on their own."""
+        self.claimed.add(block.number)
 
 
 def plan_head(plan: "BatchPlan") -> HeadPlan:

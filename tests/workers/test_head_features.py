@@ -1,6 +1,5 @@
 """What features read from the head's logits, and what makes a step store them."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,13 +9,14 @@ from torch import Tensor
 from diffray.components.logits import Logits
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
-from diffray.components.propose import Draws, Rows, choose, propose_plain
+from diffray.components.propose import Chosen, Draws, Rows, choose, propose_plain
 from diffray.components.transforms import LogitBias
 from diffray.kernels.credit import Credits, Gains, Memory, reward
 from diffray.workers import batch_plan
 from diffray.workers.features.credit import add_credit
-from diffray.workers.features.distributions import measures_of
-from diffray.workers.features.zero_confidence import confidence_without
+from diffray.workers.features.distributions import Distributions
+from diffray.workers.features.feature import Feature, StoredLogits
+from diffray.workers.features.zero_confidence import ZeroConfidence
 from diffray.workers.head_plan import HeadPlan, plan_head
 from diffray.workers.messages import Request
 from tests.helpers.head_rows import (
@@ -34,7 +34,7 @@ from tests.helpers.head_rows import (
     shard_of,
 )
 from tests.helpers.threads import on_ranks
-from tests.helpers.toy import ToyModel, prompt_of, run, toy_engine
+from tests.helpers.toy import ToyModel, last_update, prompt_of, run, toy_engine
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,36 @@ def test_logits_are_stored_only_where_an_option_needs_them(
     params = SamplingParams(max_tokens=8, diffusion=policy, **options)
     run(toy_engine(ToyModel()), [Request(0, prompt_of(5), params)])
     assert set(seen) == {plain}
+
+
+def chosen_after(feature: Feature, stored: Logits) -> Chosen:
+    """Return the tokens chosen from logits that a feature has read."""
+    nothing: Any = None
+    feature.read(nothing, StoredLogits(nothing, stored, nothing, block(), nothing, 0))
+    return choose(stored, Rows(CELLS), block(), MASK)
+
+
+def ranking(**options: Any) -> dict[int, float]:
+    """Return the ranking of the first token."""
+    params = SamplingParams(max_tokens=1, logprobs=True, top_logprobs=20, **options)
+    _, update = last_update(toy_engine(ToyModel()), Request(0, prompt_of(5), params))
+    (top,) = update.top_logprobs
+    return dict(top)
+
+
+def test_tokens_without_confidence_are_ranked() -> None:
+    plain = ranking()
+    best, *_ = plain
+    assert ranking(diffusion={"zero_confidence_token_ids": [best]}) == plain
+
+
+def test_guidance_leaves_biases_as_they_are() -> None:
+    """They are added once to guided logits, not to what guidance multiplies."""
+    plain = ranking(diffusion={"cfg_scale": 1.5})
+    first, second, *_ = plain
+    found = ranking(diffusion={"cfg_scale": 1.5}, logit_bias={first: 0.5})
+    gap = plain[first] - plain[second]
+    assert found[first] - found[second] == pytest.approx(gap + 0.5)
 
 
 def blank_credits() -> Credits:
@@ -123,11 +153,12 @@ def test_measures_are_of_the_distribution_that_is_drawn_from(size: int) -> None:
     draws = Draws(some, temperature, torch.tensor([0, 0, 4, 0]), top_p)
 
     def found(mesh: Mesh) -> Tensor:
-        stored = shard_of(mesh, logits())
-        measured = stored.filtered(*draws)
-        chosen = choose(stored, Rows(CELLS), block(), MASK)
-        ids_BL = chosen.proposal().ids_BL.to(logits().dtype)
-        return torch.stack([ids_BL, *measures_of(chosen, measured, some)])
+        feature = Distributions()
+        feature.draws = draws
+        chosen = chosen_after(feature, shard_of(mesh, logits()))
+        proposal = feature.inspect(chosen, chosen.proposal())
+        assert proposal.measures is not None
+        return torch.stack([proposal.ids_BL.to(logits().dtype), *proposal.measures])
 
     expected = torch.zeros(3, ROWS * LENGTH, dtype=torch.float64)
     for row, t, k, p in zip(some, temperature, (VOCAB, VOCAB, 4, VOCAB), top_p, strict=True):
@@ -154,9 +185,10 @@ def test_tokens_without_confidence_are_proposed_all_the_same(size: int) -> None:
     bias = LogitBias(rows_E, ids.repeat(len(CELLS)), torch.full((len(rows_E),), -torch.inf))
 
     def found(mesh: Mesh) -> Tensor:
-        chosen = choose(shard_of(mesh, logits()), Rows(CELLS), block(), MASK)
-        proposal = chosen.proposal()
-        return as_one(replace(proposal, confidence_BL=confidence_without(chosen, bias)))
+        feature = ZeroConfidence()
+        feature.bias = bias
+        chosen = chosen_after(feature, shard_of(mesh, logits()))
+        return as_one(feature.inspect(chosen, chosen.proposal()))
 
     plain = as_one(choose(Logits(logits(), 0, Mesh()), Rows(CELLS), block(), MASK).proposal())
     chosen_R1 = plain[0].flatten()[CELLS].long().unsqueeze(1)

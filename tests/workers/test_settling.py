@@ -138,3 +138,14 @@ def test_a_row_that_needs_more_takes_its_batch_along(
     seen.clear()
     check(everything(engine, requests), expected)
     assert seen[-1] == "settle" and "accept" in seen  # the other one is alone in the end
+
+
+def test_a_row_that_needs_no_more_is_settled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End tokens are forbidden among the first tokens only."""
+    params = SamplingParams(max_tokens=32, min_tokens=4, diffusion={"block_length": 8})
+    request = Request(0, prompt_of(8), params)
+    expected = everything(toy_engine(BIDIRECTIONAL), [request])
+    engine = toy_engine(BIDIRECTIONAL)
+    seen = watched(engine, monkeypatch)
+    check(everything(engine, [request]), expected)
+    assert seen[0] == "accept" and seen[-1] == "settle"

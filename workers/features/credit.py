@@ -1,6 +1,7 @@
 """The memory of rows whose decoders give credit, from one plan to the next.
 
-Letters: B rows, L positions of the longest block, K positions of the longest block with credit.
+Letters: B rows, L positions of the longest block, K positions of the longest block with credit,
+R rows of the head.
 """
 
 from collections.abc import Sequence as Items
@@ -19,7 +20,7 @@ from diffray.kernels.choose import Kernels
 from diffray.kernels.confidence import Confidence
 from diffray.kernels.credit import Credits, Gains, Memory, remember
 from diffray.kernels.rules import Gain
-from diffray.workers.features.feature import Feature, Head, Row
+from diffray.workers.features.feature import Feature, Row, StoredLogits
 
 if TYPE_CHECKING:
     from diffray.workers.batch_plan import BatchPlan
@@ -52,7 +53,7 @@ class Credit(Feature):
         about = self.credits, rows.cells_R, block.masked_BL
         return kernels.reward(found, *about, self.mask_token_id)
 
-    def read(self, plan: "BatchPlan", head: Head) -> None:
+    def read(self, plan: "BatchPlan", head: StoredLogits) -> None:
         add_credit(head.logits, self.credits, head.plan.rows, head.block)
 
     def keep(self, rows: "BatchState") -> None:

@@ -1,6 +1,6 @@
 """Measures of the distributions that tokens are drawn from, for decoders that ask for them.
 
-Letters: Q rows that are measured.
+Letters: B rows, L positions of the longest block, Q rows of the head that are measured.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from diffray.components.logits import Logits
 from diffray.components.propose import Chosen, spread
 from diffray.components.sequence import Sequence
 from diffray.workers.draws import join_draws
-from diffray.workers.features.feature import Feature, Head
+from diffray.workers.features.feature import Feature, StoredLogits
 
 if TYPE_CHECKING:
     from diffray.workers.batch_plan import BatchPlan
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 class Distributions(Feature):
     """Rows whose decoders see measures."""
+
+    fused = True
+    logits: Logits | None = None  # from `read` to `inspect`: they are large
 
     @staticmethod
     def uses(sequence: Sequence) -> bool:
@@ -34,15 +37,16 @@ class Distributions(Feature):
     def needs_logits(self, head: "HeadPlan") -> bool:
         return self.draws is not None
 
-    def read(self, plan: "BatchPlan", head: Head) -> None:
+    def read(self, plan: "BatchPlan", head: StoredLogits) -> None:
         """Keep the distributions with the mask token, unlike those of a draw."""
         if self.draws is not None:
             self.logits = head.logits.filtered(*self.draws)
 
-    def measure(self, chosen: Chosen, proposal: Proposal) -> Proposal:
-        if self.draws is None:
+    def inspect(self, chosen: Chosen, proposal: Proposal) -> Proposal:
+        logits, self.logits = self.logits, None
+        if self.draws is None or logits is None:
             return proposal
-        return replace(proposal, measures=measures_of(chosen, self.logits, self.draws.rows_Q))
+        return replace(proposal, measures=measures_of(chosen, logits, self.draws.rows_Q))
 
 
 def measures_of(chosen: Chosen, logits: Logits, rows_Q: Tensor) -> Measures:

@@ -1,7 +1,7 @@
 """Drafts on the device: which of them were right, and the next ones.
 
 Letters: B rows of sequences and drafts, L positions of the longest block, G sequences with a draft
-that is this many steps ahead.
+that is this many steps ahead, R rows of the head, Q those that draw, K tokens of each.
 """
 
 from dataclasses import replace
@@ -77,15 +77,15 @@ class Drafts(Feature):
 
     def plan_head(self, head: "HeadPlan") -> None:
         self.likely: Likely | None = None
+        self.redraws = any(each.sequence.params.draws for each in head.blocks_of(self))
 
     def needs_logits(self, head: "HeadPlan") -> bool:
         """Drafts of rows that sample are drawn from their most probable tokens."""
-        free = (each.sequence for each in head.blocks if each.number not in head.structured)
-        return any(s.params.draws and s.policy.speculation and s.copies for s in free)
+        return self.redraws
 
-    def measure(self, chosen: Chosen, proposal: Proposal) -> Proposal:
+    def inspect(self, chosen: Chosen, proposal: Proposal) -> Proposal:
         draws, tempered = chosen.rows.draws, chosen.tempered
-        if draws is None or tempered is None:
+        if not self.redraws or draws is None or tempered is None:
             return proposal
         rows_Q, logsumexp_R = draws.rows_Q, chosen.logsumexp_R
         scores_QK, ids_QK = tempered.top((slice(None),), _LIKELY)

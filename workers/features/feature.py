@@ -75,7 +75,7 @@ class Acceptance:
     masked_BL: Tensor  # before the step
 
 
-class Head(NamedTuple):
+class StoredLogits(NamedTuple):
     """The head's outcome in a step, where logits are stored."""
 
     hidden_TH: Tensor  # of all tokens
@@ -90,7 +90,7 @@ class Feature:
     """The rows of a batch that use a feature; each hook's default does nothing.
 
     Hooks are listed in about the order of a step. It calls `asks` and `adjust` if no logits are
-    stored, otherwise `read`, `choose` and `measure`.
+    stored, otherwise `read`, `choose` and `inspect`.
     """
 
     fused: ClassVar[bool] = False  # whether one kernel may end a step with these rows
@@ -116,10 +116,13 @@ class Feature:
         return x_TH, batch
 
     def plan_head(self, head: "HeadPlan") -> None:
-        """Plan what is done with the head's rows."""
+        """Plan what is done with the head's rows; it may come before `begin`.
+
+        Other features may still claim blocks, so `head.rows` and `head.plain` are not known yet.
+        """
 
     def needs_logits(self, head: "HeadPlan") -> bool:
-        """Return whether the logits of the planned rows must be stored."""
+        """Return whether the logits of the planned rows must be stored; all have planned."""
         return False
 
     def begin(self, rows: "BatchState") -> None:
@@ -130,20 +133,23 @@ class Feature:
         return block
 
     def asks(self, rows: Rows) -> Tensor | None:
-        """Return ids for each row of the head whose logits are needed, where none are stored."""
+        """Return ids for each row of the head whose logits are needed, where none are stored.
+
+        At most one feature of a batch asks.
+        """
         return None
 
     def adjust(self, found: Confidence, rows: Rows, block: Block, kernels: Kernels) -> Confidence:
-        """Change the tokens that were found without storing logits."""
+        """Change the tokens that were found without storing logits, if a feature asked."""
         return found
 
-    def read(self, plan: "BatchPlan", head: Head) -> None:
+    def read(self, plan: "BatchPlan", head: StoredLogits) -> None:
         """Read or change the logits of the head's rows."""
 
     def choose(self, chosen: Chosen) -> None:
-        """Choose other tokens."""
+        """Choose other tokens: replace `chosen.ids_R`, never write into it."""
 
-    def measure(self, chosen: Chosen, proposal: Proposal) -> Proposal:
+    def inspect(self, chosen: Chosen, proposal: Proposal) -> Proposal:
         """Add to the proposal what the logits say."""
         return proposal
 

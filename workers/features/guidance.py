@@ -11,7 +11,7 @@ import torch
 from diffray.components.backend import send
 from diffray.components.sequence import Sequence
 from diffray.workers.draws import joined, repeated
-from diffray.workers.features.feature import Acceptance, Feature, Head
+from diffray.workers.features.feature import Acceptance, Feature, StoredLogits
 
 if TYPE_CHECKING:
     from diffray.workers.batch_plan import BatchPlan
@@ -55,11 +55,11 @@ class Guidance(Feature):
     def needs_logits(self, head: "HeadPlan") -> bool:
         return True
 
-    def read(self, plan: "BatchPlan", head: Head) -> None:
+    def read(self, plan: "BatchPlan", head: StoredLogits) -> None:
         values_RV = head.logits.values_RV
         blind_UV = plan.model.head(head.hidden_TH.index_select(0, self.blind_U)).to(values_RV)
-        away_UV = values_RV[self.rows_U] - blind_UV
-        values_RV[self.rows_U] = blind_UV + (self.scale_U1.to(values_RV) + 1) * away_UV
+        away_UV = values_RV[self.rows_U].sub_(blind_UV).mul_(self.scale_U1.to(values_RV) + 1)
+        values_RV[self.rows_U] = away_UV.add_(blind_UV)
 
     def written(self, rows: "BatchState", step: Acceptance) -> None:
         rows.put(rows.slots.ids_SN, rows.ids_BL[self.rows_G], self.cells_GL)

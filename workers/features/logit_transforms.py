@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from diffray.components.row_transform import Planned, Step, Where
 from diffray.components.sequence import Sequence
 from diffray.components.transforms import KINDS
-from diffray.workers.features.feature import Feature, Head
+from diffray.workers.features.feature import Feature, StoredLogits
 
 if TYPE_CHECKING:
     from diffray.workers.batch_plan import BatchPlan
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 class LogitTransforms(Feature):
     """The transforms of all rows, by kind."""
+
+    fused = True
 
     @staticmethod
     def uses(sequence: Sequence) -> bool:
@@ -31,7 +33,7 @@ class LogitTransforms(Feature):
     def needs_logits(self, head: "HeadPlan") -> bool:
         return bool(self.planned)
 
-    def read(self, plan: "BatchPlan", head: Head) -> None:
+    def read(self, plan: "BatchPlan", head: StoredLogits) -> None:
         step = Step(plan.slots.ids_SN, plan.slots.masked_SN)
         for planned in self.planned:
             planned.apply(head.logits, step)

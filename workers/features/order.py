@@ -1,4 +1,9 @@
-"""The features of requests, in the order in which a batch calls them."""
+"""The features of requests, in the order in which a batch calls them.
+
+Logits are changed in this order too: by guidance, then by what requests add; soft inputs see both,
+and credit adds to all. Rankings come before ZeroConfidence, which forbids tokens; the probabilities
+of whole slots come after it.
+"""
 
 from typing import Final
 
@@ -11,10 +16,10 @@ from diffray.workers.features.feature import Feature
 from diffray.workers.features.guidance import Guidance
 from diffray.workers.features.image_inputs import ImageInputs
 from diffray.workers.features.logit_transforms import LogitTransforms
-from diffray.workers.features.measuring import Measuring
 from diffray.workers.features.pinned_slots import PinnedSlots
 from diffray.workers.features.rankings import Rankings
 from diffray.workers.features.renoising import Renoising
+from diffray.workers.features.slot_lengths import SlotLengths
 from diffray.workers.features.soft import Soft
 from diffray.workers.features.structured import StructuredAnswers
 from diffray.workers.features.sub_blocks import SubBlocks
@@ -25,7 +30,7 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     SubBlocks,
     Edits,
     Branches,
-    Measuring,
+    SlotLengths,
     Renoising,
     Drafts,
     Guidance,

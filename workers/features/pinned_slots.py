@@ -1,6 +1,6 @@
 """Slots of pinned canvases: values, probabilities of choices, and of whole values.
 
-Letters: E rows of slots, K options, L positions of a slot, N rows of a choice.
+Letters: B sequences, E rows of slots, K options, L positions of a slot, N rows of a choice.
 """
 
 from collections.abc import Sequence as Items
@@ -38,13 +38,15 @@ class Choice(NamedTuple):
 class PinnedSlots(Feature):
     """The slots in the blocks of pinned canvases."""
 
+    fused = True
+
     @staticmethod
     def uses(sequence: Sequence) -> bool:
         return isinstance(sequence.canvas, PinnedCanvas)
 
     @staticmethod
     def waits(sequence: Sequence) -> bool:
-        """Each step of a canvas whose choices are reported is."""
+        """The options of choices are weighed after every step."""
         return isinstance(sequence.canvas, PinnedCanvas) and sequence.params.logprobs
 
     def plan_head(self, head: "HeadPlan") -> None:
@@ -54,7 +56,7 @@ class PinnedSlots(Feature):
             sequence, canvas = block.sequence, block.sequence.canvas
             if not isinstance(canvas, PinnedCanvas) or sequence.automaton is not None:
                 continue
-            head.take(block)
+            head.claim(block)
             for stretch in canvas.stretches(sequence.block):
                 part = StructuredPart.of_slot(block, head.length, canvas, stretch)
                 complete = stretch.whole and len(part.rows_N) == len(part.cells_L)
@@ -82,7 +84,7 @@ class PinnedSlots(Feature):
         for group in self.groups:
             choose_together(chosen, group)
 
-    def measure(self, chosen: Chosen, proposal: Proposal) -> Proposal:
+    def inspect(self, chosen: Chosen, proposal: Proposal) -> Proposal:
         if self.values is None:
             return proposal
         value_E = self.values.probability(chosen.logits, chosen.logsumexp_R, chosen.ids_R)

@@ -60,7 +60,7 @@ class Rankings(Feature):
     def needs_logits(self, head: "HeadPlan") -> bool:
         return True
 
-    def measure(self, chosen: Chosen, proposal: Proposal) -> Proposal:
+    def inspect(self, chosen: Chosen, proposal: Proposal) -> Proposal:
         """Rank the ids; the mask token is not among them, as it is never proposed."""
         values_QK, ids_QK = chosen.logits.top(self.spans, self.most)
         every_R = chosen.rows.cells_R, chosen.logsumexp_R

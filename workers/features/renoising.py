@@ -49,7 +49,7 @@ class Renoising(Feature):
 
     waits = uses  # each step has its own temperature
 
-    def measure(self, chosen: Chosen, proposal: Proposal) -> Proposal:
+    def inspect(self, chosen: Chosen, proposal: Proposal) -> Proposal:
         """Keep the most probable tokens, whatever is drawn."""
         ids_BL = spread(chosen.best_ids_R, chosen.rows.cells_R, chosen.block.ids_BL)
         self.best = ids_BL, chosen.spread(chosen.best_R - chosen.logsumexp_R)

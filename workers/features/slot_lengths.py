@@ -1,4 +1,4 @@
-"""Measuring: the first step of a pinned block decides which positions of its slots are unused.
+"""The first step of a pinned block decides which positions of its slots are unused.
 
 Letters: B rows, L positions of the longest block.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from diffray.workers.batch_state import BatchState
 
 
-class Measuring(Feature):
+class SlotLengths(Feature):
     """The end token of each row that is measured."""
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Soft diffusion: masked inputs show what the model expects there.
 
-Letters: T packed tokens, H hidden size, E soft positions, I of them in blocks, O outside, V this
-rank's vocabulary.
+Letters: T packed tokens, H hidden size, E soft positions, I of them in blocks, O outside, N rows
+of a block, V this rank's vocabulary.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from diffray.components.batch import Batch
 from diffray.components.logits import Logits
 from diffray.components.sequence import Sequence
 from diffray.workers.draws import joined, repeated
-from diffray.workers.features.feature import Feature, Head
+from diffray.workers.features.feature import Feature, StoredLogits
 
 if TYPE_CHECKING:
     from diffray.workers.batch_plan import BatchPlan
@@ -85,7 +85,7 @@ class Soft(Feature):
     def needs_logits(self, head: "HeadPlan") -> bool:
         return True
 
-    def read(self, plan: "BatchPlan", head: Head) -> None:
+    def read(self, plan: "BatchPlan", head: StoredLogits) -> None:
         """Store the expected embeddings at masked positions, weighted for this step."""
         soft = self.masks
         weights = [
@@ -105,7 +105,7 @@ class Soft(Feature):
         plan.slots.soft.write(cells_E, active_E1, expected_EH * weight_B[row_E].unsqueeze(1))
 
     def _expectations(
-        self, plan: "BatchPlan", head: Head, soft: Softened, warm_E: Tensor
+        self, plan: "BatchPlan", head: StoredLogits, soft: Softened, warm_E: Tensor
     ) -> Iterator[Tensor]:
         """Yield expected embeddings of some rows at a time, as there may be a whole canvas."""
         warm_I, warm_O = warm_E.split([len(soft.rows_I), len(soft.tokens_O)])

@@ -33,6 +33,8 @@ Alike = tuple[bool, SlotEnd | None, int]
 class StructuredAnswers(Feature):
     """The rows of answers with an automaton."""
 
+    fused = True
+
     @staticmethod
     def uses(sequence: Sequence) -> bool:
         return sequence.automaton is not None
@@ -40,7 +42,7 @@ class StructuredAnswers(Feature):
     def plan_head(self, head: "HeadPlan") -> None:
         ours = head.blocks_of(self)
         for block in ours:
-            head.take(block)
+            head.claim(block)
         parts = [StructuredPart.of_answer(each, head.length) for each in ours]
         self.groups = joined_by_kind(parts, head.device)
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class ZeroConfidence(Feature):
     """The `zero_confidence_token_ids` of requests."""
 
+    fused = True
+
     @staticmethod
     def uses(sequence: Sequence) -> bool:
         return bool(sequence.params.diffusion.zero_confidence_token_ids)
@@ -35,7 +37,7 @@ class ZeroConfidence(Feature):
     def needs_logits(self, head: "HeadPlan") -> bool:
         return self.bias is not None
 
-    def measure(self, chosen: Chosen, proposal: Proposal) -> Proposal:
+    def inspect(self, chosen: Chosen, proposal: Proposal) -> Proposal:
         if self.bias is None:
             return proposal
         return replace(proposal, confidence_BL=confidence_without(chosen, self.bias))

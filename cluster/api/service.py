@@ -174,9 +174,10 @@ class Service:
         endpoint = (QUESTIONS | OPERATIONS)[path]
         body = parse(endpoint.given, given)
         self._named(body.model)
+        if path in QUESTIONS:
+            return await endpoint.carry_out(self._prompts, body)
         try:
-            asked = self._operated if path in OPERATIONS else self._prompts
-            return await endpoint.carry_out(asked, body)
+            return await endpoint.carry_out(self._operated, body)
         except ValueError as error:
             raise as_api_error(error) from None
 

@@ -31,12 +31,13 @@ class IngressConfig(Config):
     num_replicas: int = Field(
         1,
         ge=1,
-        description="The number of its replicas; in a file: 2 if a model has several replicas.",
+        description="How many replicas the ingress has; in a file: 2 if a model has several.",
     )
     max_ongoing_requests: int = Field(
         4096,
         ge=1,
-        description="The most requests of one at once; in a file: all that the models accept.",
+        description="The most requests that a replica of the ingress takes at once; in a file: "
+        "all that the models accept.",
     )
     graceful_shutdown_timeout_s: float = Field(
         120.0,

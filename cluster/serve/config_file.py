@@ -221,10 +221,12 @@ def _models(given: object, where: str) -> tuple[list[object], object]:
         if "llm_configs" not in given:
             one = {name: value for name, value in given.items() if name != "ingress"}
             return [one], given.get("ingress")
-        for name in given.keys() - {"llm_configs", "ingress"}:
-            raise ValueError(
-                f"{where}: unknown option {name!r} beside llm_configs, did you mean 'ingress'?"
-            )
+        for name in given:
+            if name not in ("llm_configs", "ingress"):
+                raise ValueError(
+                    f"{where}: unknown option {name!r} beside llm_configs, where only ingress may "
+                    "stand; a model's options belong to its entry"
+                )
         listed, ingress = given["llm_configs"], given.get("ingress")
     if not isinstance(listed, list) or not listed:
         raise ValueError(f"{where}: expected the options of a model, or a list of them")

@@ -65,7 +65,7 @@ FILES = [
     (file_of(model("a"), model("b", lora_config={})), "model 2 | 'lora_config'"),
     (file_of(model("a"), model("a")), "model_id 'a' | twice"),
     # What an ingress may be.
-    ("llm_configs: []\ndoor: {}", "unknown option 'door' | did you mean 'ingress'"),
+    ("llm_configs: []\ndoor: {}", "unknown option 'door' | only ingress"),
     (file_of(model("a"), ingress={"num_replicas": 2}), "several models | leave it out"),
     (file_of(model("a"), model("b", api_key_env="B")), "ingress | differ | api_key_env"),
     (file_of(*WITH_KEYS, ingress={"api": {"docs": False}}), "ingress | must, too | api_key_env"),

@@ -217,7 +217,7 @@ def test_references_lead_somewhere_and_no_machine_is_named(document: Path) -> No
     outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     paths = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+)`", outside)
     made_up = {
-        "components/decoders/top_n.py", "components/models/small.py", "workers/worker.py",
+        "components/decoders/top_n.py", "components/models/small.py",
         "components/caches/doubling.py", "workers/features/at_most.py",
     }  # fmt: skip
     assert [path for path in paths if not (ROOT / path).exists() and path not in made_up] == []

@@ -21,7 +21,8 @@ class Broken(AssertionError):
 def judge(answer: httpx2.Response, content: bytes, *, proxied: bool = False) -> str:
     """Return what kind of answer it is, or raise Broken with what is wrong.
 
-    A proxy in front refuses some requests in its own words; our answers have an id.
+    A proxy in front refuses some requests in its own words; behind Serve, answers of replicas have
+    an id.
     """
     status = answer.status_code
     if proxied and 400 <= status < 500 and "x-request-id" not in answer.headers:

@@ -93,7 +93,8 @@ class Feature:
     stored, otherwise `read`, `choose` and `inspect`.
     """
 
-    fused: ClassVar[bool] = False  # whether one kernel may end a step with these rows
+    # Whether one kernel may end a step without stored logits: `propose` to `done` do not run then.
+    fused: ClassVar[bool] = False
     replayed: ClassVar[bool] = True  # whether recorded steps compute what it needs
 
     @staticmethod
@@ -144,13 +145,13 @@ class Feature:
         return found
 
     def read(self, plan: "BatchPlan", head: StoredLogits) -> None:
-        """Read or change the logits of the head's rows."""
+        """Read or change the logits of the head's rows, with those of the mask token."""
 
     def choose(self, chosen: Chosen) -> None:
         """Choose other tokens: replace `chosen.ids_R`, never write into it."""
 
     def inspect(self, chosen: Chosen, proposal: Proposal) -> Proposal:
-        """Add to the proposal what the logits say."""
+        """Add to the proposal what the logits say; they are without the mask token now."""
         return proposal
 
     def propose(self, rows: "BatchState", step: Acceptance) -> None:

@@ -83,8 +83,8 @@ class Chosen:
         return self.spread(probability_R + penalty_R, -torch.inf)
 
     def proposal(self) -> Proposal:
-        chosen_R = self.best_R  # also if nothing else was chosen: then the tensors are the same
-        if self.ids_R is not self.best_ids_R:
+        chosen_R = self.best_R
+        if self.ids_R is not self.best_ids_R:  # others were chosen
             chosen_R = self.logits.gather(self.ids_R.unsqueeze(1)).squeeze(1)
         logprob_R = chosen_R - self.logsumexp_R
         return Proposal(

@@ -100,7 +100,7 @@ class Feature:
     @staticmethod
     def uses(sequence: Sequence) -> bool:
         """Return whether a sequence uses the feature."""
-        raise NotImplementedError
+        return False
 
     @classmethod
     def of(cls, plan: "BatchPlan") -> Self | None:

@@ -1,9 +1,14 @@
 """What families with Qwen's layers have in common: tensor names, and fields of config.json."""
 
-from diffray.components.denoiser import Names
+import torch
+
+from diffray.components.denoiser import Denoiser, Names
 from diffray.components.dims import Dims
-from diffray.components.layers import GatedNames
+from diffray.components.layers import GatedMLP, GatedNames
+from diffray.components.mesh import Mesh
+from diffray.components.model_spec import Denoising
 from diffray.components.models.fields import Fields
+from diffray.kernels.choose import Kernels
 
 QWEN2 = Names(
     embedding="model.embed_tokens.weight",
@@ -45,3 +50,17 @@ def read_dims(fields: Fields, names: Names) -> Dims:
         tied=fields.flag("tie_word_embeddings", False),
         qkv_bias=bool(names.qkv_bias),
     )
+
+
+def dense(
+    fields: Fields,
+    names: Names,
+    denoising: Denoising,
+    mesh: Mesh,
+    dtype: torch.dtype,
+    kernels: Kernels,
+) -> Denoiser:
+    """Return a model with a gated MLP in every layer, without storage."""
+    dims, width = read_dims(fields, names), fields.count("intermediate_size")
+    mlps = [GatedMLP(dims.hidden, width, MLP_NAMES, mesh, dtype) for _ in range(dims.layers)]
+    return Denoiser(dims, mlps, names, mesh, dtype, denoising, kernels)

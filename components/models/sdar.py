@@ -1,17 +1,15 @@
 """SDAR and TraDo: Qwen3's stack, dense or with routed experts; block-causal attention."""
 
-from collections.abc import Sequence as Items
 from typing import Final
 
 import torch
 
-from diffray.components.denoiser import MLP, Denoiser
+from diffray.components.denoiser import Denoiser
 from diffray.components.experts import Experts, SparseMLP
-from diffray.components.layers import GatedMLP
 from diffray.components.mesh import Mesh
 from diffray.components.model_spec import Denoising
 from diffray.components.models.fields import Config, Fields
-from diffray.components.models.qwen import MLP_NAMES, QWEN3, read_dims
+from diffray.components.models.qwen import QWEN3, dense, read_dims
 from diffray.components.softmax_router import SoftmaxRouter
 from diffray.kernels.choose import TORCH, Kernels
 
@@ -24,10 +22,7 @@ def build_sdar(
 ) -> Denoiser:
     """Return the dense model, without storage."""
     fields = Fields(config, "SDAR")
-    hidden, layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
-    width = fields.count("intermediate_size")
-    mlps = [GatedMLP(hidden, width, MLP_NAMES, mesh, dtype) for _ in range(layers)]
-    return _stacked(fields, mlps, mesh, dtype, kernels)
+    return dense(fields, QWEN3, _denoising(fields), mesh, dtype, kernels)
 
 
 def build_sdar_moe(
@@ -47,20 +42,12 @@ def build_sdar_moe(
         router = SoftmaxRouter(experts, chosen, hidden, dtype, kernels, renormalised=True)
         return SparseMLP(router, Experts(experts, hidden, width, mesh, dtype, kernels), None, mesh)
 
-    return _stacked(fields, [sparse() for _ in range(layers)], mesh, dtype, kernels)
+    mlps = [sparse() for _ in range(layers)]
+    dims = read_dims(fields, QWEN3)
+    return Denoiser(dims, mlps, QWEN3, mesh, dtype, _denoising(fields), kernels)
 
 
-def _stacked(
-    fields: Fields, mlps: Items[MLP], mesh: Mesh, dtype: torch.dtype, kernels: Kernels
-) -> Denoiser:
+def _denoising(fields: Fields) -> Denoising:
     # Checkpoints were trained with 4 to 64. The configs of the first, with 4, do not say so.
     block = fields.count("block_size", 4)
-    return Denoiser(
-        read_dims(fields, QWEN3),
-        mlps,
-        QWEN3,
-        mesh,
-        dtype,
-        Denoising(block_causal=True, block_length=block, decoder=DECODER),
-        kernels,
-    )
+    return Denoising(block_causal=True, block_length=block, decoder=DECODER)

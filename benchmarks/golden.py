@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MASK, EOS = 510, 511
 DTYPES = "float64", "float32"
 FAMILIES = {
+    "ar_llama": "ar_llama",
+    "ar_qwen3": "ar_qwen3",
     "diffusion_gemma": "diffusion_gemma",
     "dream": "dream",
     "fast_dllm_v2": "fast_dllm_v2",
@@ -38,8 +40,9 @@ FAMILIES = {
     "sdar": "sdar",
     "sdar_moe": "sdar_moe",
 }
-# DiffusionGemma's canvases have no masks, and allow only one policy.
-MASKED = sorted(set(FAMILIES.values()) - {"diffusion_gemma"})
+# Autoregressive models and DiffusionGemma have no masks, and allow only one policy.
+UNMASKED = "ar_llama", "ar_qwen3", "diffusion_gemma"
+MASKED = sorted(set(FAMILIES.values()) - {*UNMASKED})
 # The kinds that the originals name differently.
 _KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "decoder": {
@@ -53,6 +56,7 @@ _KINDS: dict[str, dict[str, dict[str, Any]]] = {
         "block": {"kind": "exact"},
         "block+sub": {"kind": "sub_block"},
         "encoder": {"kind": "exact"},
+        "causal": {"kind": "exact"},
     },
     "iteration": {"whole": {"kind": "blockwise"}, "canvas": {"kind": "renoise"}},
 }
@@ -102,6 +106,8 @@ def renamed(case: Case) -> Case:
     if "small_block_length" in case:  # accepts the best, and all strictly above the threshold
         parts = {"iteration": "sub_blocks", "sub_block_length": case["small_block_length"]}
         return case | parts | {"steps_per_block": case["block_length"]}
+    if case.get("mode") == "ar":
+        return case | {"iteration": "autoregressive"}
     if case.get("iteration") == "canvas":
         names = {"gamma": "entropy_bound", "max_steps": "max_denoising_steps"}
         names |= {name: f"{name}_threshold" for name in ("stability", "confidence")}
@@ -189,7 +195,8 @@ def run(folder: Path) -> tuple[int, int]:
         found = json.loads((folder.parent / FAMILIES[folder.name] / "golden.json").read_text())
     cases, different = found["cases"], set()
     for dtype in DTYPES:
-        ids = {"mask_token_id": found["mask_id"], "eos_token_id": found["eos_id"]}
+        mask = None if checkpoint.name in UNMASKED else found["mask_id"]
+        ids = {"mask_token_id": mask, "eos_token_id": found["eos_id"]}
         with DiffusionLLM(str(checkpoint), dtype=dtype, max_num_seqs=64, **ids) as llm:
             for number, what in sorted(differences(llm, cases, images_of(found)).items()):
                 different.add(number)

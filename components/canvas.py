@@ -73,7 +73,7 @@ class Canvas:
 
     def __post_init__(self) -> None:
         self.prompt_len = self.anchor = len(self.prompt)
-        if self.spec.block_causal and not self.spec.encodes:
+        if self.policy.causal_length:
             self.anchor -= self.prompt_len % self.policy.causal_length
         self.set_end(0)
 
@@ -85,13 +85,6 @@ class Canvas:
     def most_length(self) -> int:
         """The positions that it may have in the end."""
         return self._grown(self.num_blocks - 1) if self.policy.canvas_length else self.length
-
-    @property
-    def causal_block(self) -> int:
-        """The block length of final tokens' attention; 0: both ways."""
-        if not self.spec.block_causal:
-            return 0
-        return 1 if self.spec.encodes else self.policy.causal_length
 
     def shown(self) -> list[int | None]:
         """Return the answer's known tokens, with None at masks between them."""
@@ -123,9 +116,9 @@ class Canvas:
         # A request that exceeds the context has a canvas, and this block, before it is refused.
         stop = min(start + self.policy.block_length, self.blocks_stop, self.context)
         stop = max(stop, start)
-        causal, shift = self.spec.block_causal, self.spec.logit_shift
+        causal, shift = self.policy.causal_length > 0, self.policy.logit_shift
         first_alone = self.policy.iteration.first_alone and start >= self.prompt_len
-        first_alone = first_alone and (shift > 0 or not causal)
+        first_alone = first_alone and (self.policy.first_shift > 0 or not causal)
         # If its first position is decided in advance, a block reads nothing before its start.
         decided = first_alone and not self.policy.decoder.edits
         return OpenBlock(
@@ -167,7 +160,7 @@ class Canvas:
         self.num_blocks = -(-(self.limit - self.anchor) // block)
         self.added_blocks = -(-added // block) or self.num_blocks
         whole = self.anchor + self.num_blocks * block
-        self.blocks_stop = whole if self.spec.block_causal else self.limit
+        self.blocks_stop = whole if self.policy.causal_length else self.limit
         if added:
             self.blocks_stop = self._grown(index)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from diffray.components.cache import CachePolicy
 from diffray.components.config import InvalidField
 from diffray.components.decoder import Decoder
+from diffray.components.decoders.sequential import Sequential
 from diffray.components.iterations import Iteration
 from diffray.components.model_spec import ModelSpec
 
@@ -83,6 +84,9 @@ OPTIONS: Final = {
         lambda a: a.params is not None and a.params.diffusion.zero_confidence_token_ids,
     ),
     "suffix": Option("suffix", "a suffix does", lambda a: a.suffix),
+    "speculation": Option(
+        "diffusion.speculation", "speculation does", lambda a: a.policy.speculation
+    ),
 }
 
 
@@ -116,6 +120,12 @@ TABLE: Final = (
         lambda a: a.policy.iteration.renoises,
         ("guidance", "top_p", "top_k", "min_p", "penalties", "n-grams", "doubted", "words",
          "grammar"),
+        "leave it out",
+    ),
+    Rule(
+        "iteration {iteration!r}",
+        lambda a: a.policy.iteration.kind == "autoregressive",
+        ("guidance", "speculation", "doubted"),
         "leave it out",
     ),
     Rule(
@@ -170,32 +180,30 @@ def grown_by(params: "DiffusionParams", decoder: Decoder, spec: ModelSpec) -> in
     return params.canvas_length
 
 
+# What to say of a model, by its plain iteration.
+_MODELS: Final = {
+    "autoregressive": "it is autoregressive",
+    "renoise": "it denoises canvases of noise",
+    "block_diffusion": "its attention is block-causal",
+    "blockwise": "its attention is bidirectional",
+}
+
+
 def check_model(
-    iteration: Iteration, decoder: Decoder, cache: CachePolicy, plain: str, spec: ModelSpec
+    iteration: Iteration, decoder: Decoder, cache: CachePolicy, spec: ModelSpec
 ) -> None:
-    """Refuse parts that do not fit the model; `plain` is the iteration of models with masks."""
-    causal = spec.block_causal
-    if iteration.renoises != spec.encodes:
+    """Refuse parts that do not fit the model."""
+    causal, plain = spec.block_causal, spec.iterations[0]
+    if iteration.kind not in spec.iterations:
+        fits = f"{_MODELS[plain]}; use {plain!r}"
         raise InvalidField(
-            f"iteration {iteration.kind!r} does not fit this model: it denoises "
-            + ("canvases of noise; use 'renoise'" if spec.encodes else f"masks; use {plain!r}"),
-            "diffusion.iteration",
+            f"iteration {iteration.kind!r} does not fit this model: {fits}", "diffusion.iteration"
         )
     if iteration.renoises and decoder.kind != "entropy_bound":
         raise InvalidField(
             f"decoder {decoder.kind!r} does not go with iteration {iteration.kind!r}; use "
             "'entropy_bound'",
             "diffusion.decoder",
-        )
-    if not (iteration.block_causal if causal else iteration.bidirectional):
-        raise InvalidField(
-            f"iteration {iteration.kind!r} does not fit this model: its attention is "
-            + (
-                "block-causal; use 'block_diffusion'"
-                if causal
-                else "bidirectional; use 'blockwise'"
-            ),
-            "diffusion.iteration",
         )
     if not (cache.block_causal if causal else cache.bidirectional):
         raise InvalidField(
@@ -213,6 +221,14 @@ def check_model(
 
 def check_together(iteration: Iteration, decoder: Decoder, cache: CachePolicy, length: int) -> None:
     """Refuse parts of a policy that do not go together."""
+    if iteration.kind == "autoregressive":
+        for name, differs in (("decoder", decoder != Sequential()), ("block_length", length > 1)):
+            if differs:
+                raise InvalidField(
+                    f"{name} does not go with iteration 'autoregressive', which writes one token "
+                    "at each step; leave it out",
+                    f"diffusion.{name}",
+                )
     if decoder.gain() is not None and length > LONGEST_REMEMBERED:
         raise InvalidField(
             f"block_length is {length}, and decoder {decoder.kind!r} takes blocks "
@@ -252,7 +268,7 @@ def check_canvas(
                 "diffusion.slot_length",
             )
         return
-    if iteration.renoises:
+    if iteration.renoises or iteration.kind == "autoregressive":
         raise InvalidField(
             f"canvas 'pinned' does not go with iteration {iteration.kind!r}; leave it out",
             "diffusion.canvas",

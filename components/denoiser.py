@@ -179,6 +179,10 @@ class Denoiser(nn.Module):
             family=dims.family,
             decoder=denoising.decoder,
             sampler=denoising.sampler,
+            own_iterations=denoising.iterations,
+            masked=denoising.masked,
+            encodes=denoising.encodes,
+            next_token=denoising.next_token,
         )
 
     @property

@@ -33,11 +33,11 @@ class FirstStepKey(NamedTuple):
         """Return the key of a sequence's first step, or None if that is not shared."""
         iteration = sequence.policy.iteration
         more = sequence.guided, sequence.canvas.shrinks, sequence.images.seen, iteration.soft
-        if sequence.spec.block_causal or sequence.block.index or any(more):
+        if sequence.policy.causal_length or sequence.block.index or any(more):
             return None
         canvas, block = sequence.canvas, sequence.block
         assert sequence.policy.cache.window(sequence, 0) == (0, canvas.length)
-        first = max(block.start - sequence.spec.logit_shift, 0)  # the same if it is decided alone
+        first = max(block.start - sequence.policy.logit_shift, 0)  # the same if it is decided alone
         return FirstStepKey(
             (sequence.cache_salt, sequence.lora),
             canvas.prompt,

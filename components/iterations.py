@@ -14,8 +14,6 @@ class Iteration(PolicyPart):
     returned text still ends there.
     """
 
-    bidirectional: ClassVar[bool] = True  # valid for bidirectional attention
-    block_causal: ClassVar[bool] = True  # valid for block-causal attention
     soft: ClassVar[bool] = False  # masked positions carry soft embeddings
     first_alone: ClassVar[bool] = False  # a block's first step decides its first position alone
     renoises: ClassVar[bool] = False  # masks show noise; a block's tokens become final together
@@ -46,8 +44,6 @@ class Blockwise(Iteration):
     For bidirectional models.
     """
 
-    block_causal: ClassVar[bool] = False
-
     kind: Literal["blockwise"] = "blockwise"
 
 
@@ -58,7 +54,6 @@ class FirstToken(Iteration):
     forward that fills the cache decides the first of a block, and later ones run only the block.
     """
 
-    block_causal: ClassVar[bool] = False
     first_alone: ClassVar[bool] = True
 
     kind: Literal["first_token"] = "first_token"
@@ -69,8 +64,6 @@ class BlockDiffusion(Iteration):
 
     For block-causal models. The first block may start with the last tokens of the prompt.
     """
-
-    bidirectional: ClassVar[bool] = False
 
     kind: Literal["block_diffusion"] = "block_diffusion"
 
@@ -83,7 +76,6 @@ class SubBlocks(Iteration):
     finished block's K/V: one step of an autoregressive model.
     """
 
-    bidirectional: ClassVar[bool] = False
     first_alone: ClassVar[bool] = True
 
     kind: Literal["sub_blocks"] = "sub_blocks"
@@ -91,6 +83,17 @@ class SubBlocks(Iteration):
 
     def sub_block(self) -> int:
         return self.sub_block_length
+
+
+class Autoregressive(Iteration):
+    """One token after the other, each from the position before it: blocks of one.
+
+    For autoregressive models.
+    """
+
+    first_alone: ClassVar[bool] = True
+
+    kind: Literal["autoregressive"] = "autoregressive"
 
 
 class Soft(Iteration):
@@ -129,7 +132,6 @@ class Renoise(Iteration):
     is sure of them.
     """
 
-    bidirectional: ClassVar[bool] = False
     soft: ClassVar[bool] = True
     renoises: ClassVar[bool] = True
 

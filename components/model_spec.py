@@ -18,6 +18,10 @@ class Denoising(NamedTuple):
     canvas_length: int = 128  # of bidirectional models
     decoder: Mapping[str, Any] = THRESHOLD
     sampler: Mapping[str, str] = {}
+    iterations: tuple[str, ...] = ()
+    masked: bool = True
+    encodes: bool = False
+    next_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,11 @@ class ModelSpec:
     logit_shift: int = 0  # the logits about position p are those of the token at p - logit_shift
     family: str = ""  # its display name
     encodes: bool = False  # a separate causal pass, an encoder's, stores the K/V of final tokens
+    next_token: bool = (
+        False  # a causal pass is about the next position, as in an autoregressive one
+    )
+    masked: bool = True  # it has a mask token
+    own_iterations: tuple[str, ...] = ()  # that it runs, the default first; or else the usual ones
     sight: Sight | None = None  # the images that it takes
     own_shapes: tuple[tuple[int, int], ...] = ()  # of each layer's keys, where they differ
     # The defaults of requests, as the model's authors recommend.
@@ -52,6 +61,15 @@ class ModelSpec:
             made_for = f"what the model was made for ({self.max_positions})"
             raise ValueError(f"max_model_len ({length}) exceeds {made_for}")
         return length
+
+    @property
+    def iterations(self) -> tuple[str, ...]:
+        """The kinds of iteration that it runs; the first is the plain one."""
+        if self.own_iterations:
+            return self.own_iterations
+        if self.block_causal:
+            return "block_diffusion", "sub_blocks", "soft"
+        return "blockwise", "first_token", "soft"
 
     @property
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:

@@ -6,7 +6,7 @@ A new decoder or cache policy is one file and one name in a union here.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import compress
-from typing import Annotated, Any, ClassVar, Final, Literal, get_args
+from typing import Annotated, ClassVar, Final, Literal, get_args
 
 from pydantic import Field, TypeAdapter
 
@@ -41,6 +41,7 @@ from diffray.components.decoders.sequential import Sequential
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.decoders.whole_slots import WholeSlots
 from diffray.components.iterations import (
+    Autoregressive,
     BlockDiffusion,
     Blockwise,
     FirstToken,
@@ -53,10 +54,11 @@ from diffray.components.model_spec import ModelSpec
 from diffray.components.speculation import Verify
 
 AnyIteration = Annotated[
-    Blockwise | FirstToken | BlockDiffusion | SubBlocks | Soft | Renoise,
+    Blockwise | FirstToken | BlockDiffusion | SubBlocks | Soft | Renoise | Autoregressive,
     Field(discriminator="kind"),
     OrKind(),
 ]
+_ITERATION: Final[TypeAdapter[Iteration]] = TypeAdapter(AnyIteration)
 AnyDecoder = Annotated[
     Threshold
     | Fixed
@@ -109,8 +111,8 @@ class DiffusionParams(PolicyPart):
     iteration: AnyIteration | None = Field(
         None,
         description="How blocks are denoised; default: block_diffusion for block-causal models "
-        "(sub_blocks for Fast-dLLM v2, if the decoder has a threshold, and renoise for "
-        "DiffusionGemma), else blockwise.",
+        "(sub_blocks for Fast-dLLM v2, if the decoder has a threshold, renoise for "
+        "DiffusionGemma, autoregressive for autoregressive models), else blockwise.",
     )
     decoder: AnyDecoder | None = Field(
         None,
@@ -189,7 +191,7 @@ class Policy:
     """The four parts of one request, checked against the model that will run it."""
 
     block_length: int  # positions that are denoised together
-    causal_length: int  # positions that see each other, if attention is block-causal
+    causal_length: int  # final positions that see each other; 0: all of the canvas
     iteration: Iteration
     decoder: Decoder
     cache: CachePolicy
@@ -197,6 +199,13 @@ class Policy:
     speculation: Verify | None = None
     canvas_length: int = 0  # of a growing canvas; 0: it is as long as the answer may be
     fixed: bool = False  # whether that was asked for
+    encodes: bool = False  # a separate pass stores the K/V of final tokens
+    logit_shift: int = 0  # the logits about position p are those of the token at p - logit_shift
+    first_shift: int = 0  # the same for a first position that is decided alone
+
+    def shift(self, *, alone: bool) -> int:
+        """Return the shift of a block's rows, or of its first position if that is decided alone."""
+        return self.first_shift if alone else self.logit_shift
 
     @staticmethod
     def resolve(
@@ -207,16 +216,18 @@ class Policy:
         A pinned canvas of `pinned` positions up to its last slot is one block, whatever the
         attention. A canvas with a suffix does not grow.
         """
-        causal = spec.block_causal
         decoder = params.decoder or _default_decoder(params, spec)
         iteration = params.iteration or _default_iteration(params, decoder, spec)
-        cache = params.cache or (Exact() if causal else Dual())
-        length = causal_length = params.block_length or spec.block_length
+        cache = params.cache or (Exact() if spec.block_causal else Dual())
+        encodes = spec.encodes and iteration.kind != "autoregressive"
+        length = params.block_length or spec.block_length
+        causal_length = 0
+        if spec.block_causal:
+            causal_length = 1 if encodes else length
         if pinned and params.block_length is None:
-            length = pinned + (causal_length - 1 if causal else 0)  # it may start in such a block
-        plain = "block_diffusion" if causal else "blockwise"
-        check_model(iteration, decoder, cache, plain, spec)
-        check_canvas(params, iteration, decoder, plain)
+            length = pinned + max(causal_length - 1, 0)  # it may start in a block of attention
+        check_model(iteration, decoder, cache, spec)
+        check_canvas(params, iteration, decoder, spec.iterations[0])
         check_together(iteration, decoder, cache, length)
         policy = Policy(
             length,
@@ -227,7 +238,10 @@ class Policy:
             params.cfg_scale,
             params.speculation,
             0 if suffix else grown_by(params, decoder, spec),
-            fixed=params.canvas == "fixed" and not causal,
+            fixed=params.canvas == "fixed" and not spec.block_causal,
+            encodes=encodes,
+            logit_shift=spec.logit_shift,
+            first_shift=int(spec.next_token) or spec.logit_shift,
         )
         check_pairs(Asked(policy))
         return policy
@@ -246,17 +260,11 @@ class Policy:
 def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
     """Return which iterations and caches fit a model, and whether suffixes and images do."""
 
-    def fitting(union: Any) -> list[str]:
-        parts: tuple[type[Iteration | CachePolicy], ...] = get_args(get_args(union)[0])
-        fits = [each.block_causal if spec.block_causal else each.bidirectional for each in parts]
-        if union is AnyIteration:
-            own = [each.renoises == spec.encodes for each in get_args(get_args(union)[0])]
-            fits = [fit and is_own for fit, is_own in zip(fits, own, strict=True)]
-        return [each.model_fields["kind"].default for each in compress(parts, fits)]
-
+    caches: tuple[type[CachePolicy], ...] = get_args(get_args(AnyCache)[0])
+    fits = [each.block_causal if spec.block_causal else each.bidirectional for each in caches]
     return {
-        "iteration": fitting(AnyIteration),
-        "cache": fitting(AnyCache),
+        "iteration": [*spec.iterations],
+        "cache": [each.model_fields["kind"].default for each in compress(caches, fits)],
         "suffix": not spec.block_causal,
         "images": spec.sight is not None,
     }
@@ -269,11 +277,9 @@ def _default_decoder(params: DiffusionParams, spec: ModelSpec) -> Decoder:
     return _DECODER.validate_python(spec.decoder)
 
 
-def _default_iteration(params: DiffusionParams, decoder: Decoder, spec: ModelSpec) -> AnyIteration:
-    if not spec.block_causal:
-        return Blockwise()
-    if spec.encodes:
-        return Renoise(**spec.iteration)
+def _default_iteration(params: DiffusionParams, decoder: Decoder, spec: ModelSpec) -> Iteration:
     fits = decoder.has_threshold and params.canvas != "pinned"
     wanted = spec.logit_shift or (params.cache is not None and params.cache.follows_masks)
-    return SubBlocks() if wanted and fits else BlockDiffusion()
+    if wanted and fits and "sub_blocks" in spec.iterations:
+        return SubBlocks()
+    return _ITERATION.validate_python({"kind": spec.iterations[0], **spec.iteration})

@@ -258,7 +258,7 @@ class Prefixes:
         return self.enabled and sequence.policy.cache.keeps_prefix and not sequence.guided
 
     def _unit(self, sequence: "Sequence") -> int:
-        return lcm(sequence.canvas.causal_block or 1, self.page_size)
+        return lcm(sequence.policy.causal_length or 1, self.page_size)
 
     def _whole(self, sequence: "Sequence", stop: int) -> int:
         return stop - stop % self._unit(sequence)
@@ -266,7 +266,7 @@ class Prefixes:
     def _key(self, sequence: "Sequence", start: int) -> Key:
         tokens = sequence.canvas.tokens(start, start + self._unit(sequence))
         ids = sequence.images.key(tokens, start)
-        own = sequence.cache_salt, sequence.lora, sequence.canvas.causal_block
+        own = sequence.cache_salt, sequence.lora, sequence.policy.causal_length
         return ids if start else (*own, *ids)
 
     def _cut(self, node: Node) -> list[int]:

@@ -148,8 +148,8 @@ class Sequence:
         """
         if self.images.at(start) is not None:
             return -1
-        denoised = self.spec.encodes and start >= self.block.start
-        return 0 if denoised else self.canvas.causal_block
+        denoised = self.policy.encodes and start >= self.block.start
+        return 0 if denoised else self.policy.causal_length
 
     @property
     def soft_span(self) -> tuple[int, int]:

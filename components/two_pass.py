@@ -78,6 +78,8 @@ class TwoPass(Denoiser):
         self.spec = replace(
             self.spec,
             encodes=True,
+            masked=False,
+            own_iterations=("renoise",),
             own_shapes=shapes,
             sight=around.sight,
             iteration={"kind": "renoise"},

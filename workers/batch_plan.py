@@ -97,7 +97,7 @@ class BatchPlan:
             return layout.recorded.forward()
         slots, batch = self.slots, layout.batch
         x_TH = self.model.embed(slots.ids_SN.view(-1).index_select(0, batch.cells_T))
-        if self.model.spec.encodes:
+        if self.model.spec.encodes and not self.model.spec.masked:
             batch = replace(batch, masked_T1=self.masked_of(batch))
         for feature in self.features:
             x_TH, batch = feature.inputs(self, x_TH, batch)
@@ -120,10 +120,11 @@ class BatchPlan:
         for s in self.sequences:
             block = s.block
             start, stop = s.policy.cache.window(s, block.step + step)
-            if s.spec.encodes and start < block.start:  # layers store all K/V before they read any
+            if s.policy.encodes and start < block.start < stop:
                 encoded += spans_of(s, start, block.start)
-                start = block.start
-            windows.append(Span(s, start, stop, block.kv_stop))
+                start = block.start  # layers store all K/V before they read any
+            # Without the block, nothing of it is seen either.
+            windows.append(Span(s, start, stop, block.kv_stop if stop > block.start else stop))
         copied: list[Span] = []
         for own in windows:
             copied += self.copies.spans(own, own.sequence.block.step + step)

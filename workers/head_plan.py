@@ -111,7 +111,9 @@ def plan_head(plan: "BatchPlan") -> HeadPlan:
     begins = zip(plan.layout.offsets, windows, strict=False)
     before_B = torch.tensor([offset - window.start for offset, window in begins])
     # Position 0 has no position before it, so it reads its own logits even if they are shifted.
-    first_B = torch.tensor([s.block.start - s.spec.logit_shift for s in sequences])
+    alone = [plan.first_only[at] for at in plan.running]
+    pairs = zip(sequences, alone, strict=True)
+    first_B = torch.tensor([s.block.start - s.policy.shift(alone=first) for s, first in pairs])
     tokens_R = before_B[number_R] + (first_B[number_R] + offset_R).clamp(min=0)
     cells_R = torch.tensor(plan.running)[number_R] * plan.length + offset_R
     return HeadPlan(plan, blocks, tokens_R, cells_R)
@@ -126,6 +128,6 @@ def _wanted(sequence: Sequence, window: Span, *, only_first: bool) -> Tensor:
     if sequence.policy.decoder.edits:
         wanted = positions >= sequence.canvas.prompt_len
     if sequence.policy.cache.follows_masks:
-        first = window.start + sequence.spec.logit_shift
+        first = window.start + sequence.policy.logit_shift
         wanted = wanted & (positions >= first) & (positions < window.stop)
     return wanted

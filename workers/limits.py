@@ -33,7 +33,7 @@ class Limits:
         return Footprint(
             pages=self.pages(sequence, sequence.block.kv_stop),
             most=self.pages(sequence, sequence.canvas.most_length),
-            block=sequence.canvas.causal_block if self._may_share(sequence) else 0,
+            block=sequence.policy.causal_length if self._may_share(sequence) else 0,
             step=sequence.canvas.added_blocks * policy.block_length if policy.canvas_length else 1,
         )
 

@@ -67,7 +67,7 @@ def build_rank(
         config,
         mask_token_id=setup.mask_token_id,
         eos_token_id=setup.eos_token_id,
-        masked=not spec.encodes,
+        masked=spec.masked,
     )
     device = _device_for(setup, mesh)
     # Refuse unsupported options before anything is loaded.

@@ -16,4 +16,7 @@ class NoCache(CachePolicy):
     kind: Literal["none"] = "none"
 
     def window(self, sequence: "Sequence", step: int) -> tuple[int, int]:
-        return 0, sequence.block.kv_stop
+        block = sequence.block
+        if block.first_alone and step == 0 and sequence.policy.causal_length:
+            return 0, block.start  # the position before the block decides the first one
+        return 0, block.kv_stop

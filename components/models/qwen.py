@@ -31,6 +31,8 @@ def read_dims(fields: Fields, names: Names) -> Dims:
     """Read config.json; refuse settings that need other arithmetic."""
     fields.only("hidden_act", "silu")
     fields.only("use_sliding_window", False)
+    if {*fields.names("layer_types", [])} - {"full_attention"}:
+        fields.only("layer_types")
     # Qwen2 always has the biases and reads no key.
     fields.only("attention_bias", bool(names.qkv_bias))
     heads = fields.count("num_attention_heads")

@@ -9,6 +9,7 @@ import torch
 
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh, UnevenError
+from diffray.components.models.autoregressive import build_llama, build_qwen2, build_qwen3
 from diffray.components.models.diffusion_gemma import build_diffusion_gemma
 from diffray.components.models.dream import build_dream
 from diffray.components.models.fast_dllm_v2 import build_fast_dllm_v2
@@ -32,6 +33,10 @@ ARCHITECTURES: dict[str, Build] = {
     "DiffusionGemmaForBlockDiffusion": build_diffusion_gemma,
     "DreamModel": build_dream,
     "Fast_dLLM_QwenForCausalLM": build_fast_dllm_v2,
+    "LlamaForCausalLM": build_llama,
+    "MistralForCausalLM": build_llama,
+    "Qwen2ForCausalLM": build_qwen2,
+    "Qwen3ForCausalLM": build_qwen3,
     "LLaDAModelLM": build_llada,
     "LLaDAMoEModelLM": build_llada_moe,
     "FusedLLaDAMoEModelLM": build_llada_moe,
@@ -44,6 +49,10 @@ MODEL_TYPES: Final = {
     "diffusion_gemma": "DiffusionGemmaForBlockDiffusion",
     "Fast_dLLM_Qwen": "Fast_dLLM_QwenForCausalLM",
     "llada": "LLaDAModelLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
     "llada2_moe": "LLaDA2MoeModelLM",
     "llada2_moe_veomni": "LLaDA2MoeModelLM",
     "sdar": "SDARForCausalLM",
@@ -59,10 +68,6 @@ _ALIKE: Final = {
     "nemotronlabsdiffusion": "SDARForCausalLM",
     "trado": "SDARForCausalLM",
 }
-_AUTOREGRESSIVE: Final = tuple(
-    "deepseekv2 deepseekv3 falcon gemma glm gpt llama mistral mixtral olmo phi qwen".split()
-)
-_DIFFUSION: Final = ("diffusion", "dllm", "mask")
 _ENDING: Final = re.compile("(For[A-Z].*|Model(LM)?)$")
 
 
@@ -150,13 +155,7 @@ def choose_build(config: Config) -> Build:
     for name in names:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
-    first = str(names[0]).lower()
     near = usual or _nearest(str(names[0]))
-    if first.startswith(_AUTOREGRESSIVE) and not any(word in first for word in _DIFFUSION):
-        raise ValueError(
-            f"config.json names the architectures {given!r}, an autoregressive model's, which is "
-            f"not denoised; supported are the diffusion models {', '.join(ARCHITECTURES)}"
-        )
     raise ValueError(
         f"config.json names the architectures {given!r} (model_type {config.get('model_type')!r}); "
         + (f"the nearest that is supported is {near}; " if near else "")

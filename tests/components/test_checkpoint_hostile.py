@@ -29,7 +29,7 @@ from tests.helpers.tiny import tiny_checkpoint
 
 FAMILIES = (
     *("llada", "llada_moe", "llada2_moe", "llada_moe_fused", "sdar", "sdar_moe"),
-    *("dream", "fast_dllm_v2", "diffusion_gemma"),
+    *("dream", "fast_dllm_v2", "diffusion_gemma", "ar_llama"),
 )
 TOKENIZER = "tokenizer.json", "tokenizer_config.json"
 MANY = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)

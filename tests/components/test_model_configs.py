@@ -21,7 +21,7 @@ from tests.helpers.tiny_checkpoints import (
     SDAR_MOE,
 )
 
-FAMILIES = "LLaDA|LLaDA-MoE|LLaDA2|Dream|Fast-dLLM v2|SDAR|SDAR-MoE"
+FAMILIES = "Llama|Qwen2|Qwen3|LLaDA|LLaDA-MoE|LLaDA2|Dream|Fast-dLLM v2|SDAR|SDAR-MoE"
 _STACK = "vocab_size hidden_size num_hidden_layers num_attention_heads"
 _QWEN = f"{_STACK} max_position_embeddings rope_theta"
 _EXPERTS = "num_experts num_experts_per_tok"
@@ -32,6 +32,8 @@ NEEDED = {
     "llada_moe": f"{_STACK} {_EXPERTS} expert_intermediate_size rope_theta",
     "llada2_moe": f"{_STACK} {_EXPERTS} num_key_value_heads intermediate_size use_bias rope_theta "
     "n_group topk_group routed_scaling_factor moe_intermediate_size",
+    "ar_llama": f"{_QWEN} intermediate_size factor low_freq_factor high_freq_factor",
+    "ar_qwen3": f"{_QWEN} intermediate_size",
     "dream": f"{_QWEN} intermediate_size",
     "fast_dllm_v2": f"{_QWEN} intermediate_size",
     "sdar": f"{_QWEN} intermediate_size",
@@ -40,17 +42,20 @@ NEEDED = {
     "moe_intermediate_size use_bidirectional_attention text_config vision_config",
 }
 # What has no part in a forward, or is said by another key.
+LLAMA, QWEN3 = (
+    json.loads((GOLDEN / name / "config.json").read_text()) for name in ("ar_llama", "ar_qwen3")
+)
 UNREAD = {
     *"architectures model_type dtype torch_dtype transformers_version init_fn init_std".split(),
     *"initializer_range use_cache fuse_cross_entropy flash_attention output_router_logits".split(),
     *"attention_dropout embedding_dropout output_dropout residual_dropout".split(),
     *"mask_token_id eos_token_id bos_token_id pad_token_id router_aux_loss_coef".split(),
     *"max_window_layers sliding_window".split(),  # with use_sliding_window, which is refused
+    "pretraining_tp",  # how Llama was trained
 }
 _UNREAD_OF = {
     "llada": {"vocab_size"},  # embedding_size
     "llada_moe": {"dense_intermediate_size", "norm_topk_prob"},  # none dense; never renormalised
-    "fast_dllm_v2": {"layer_types"},
     "sdar_moe": {"intermediate_size"},  # no layer is dense
     "diffusion_gemma": {"max_position_embeddings"},  # the tower's
 }
@@ -126,6 +131,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any]]] = [
         "attention_bias": True, "hidden_act": "gelu", "use_sliding_window": True,
         "rope_scaling": {"rope_type": "longrope", "factor": 4.0}, "block_size": 0,
     }),
+    (QWEN3, {"mask_token_id": 151669, "layer_types": ["sliding_attention"]}),
+    (LLAMA, {"mlp_bias": True, "sliding_window": 4096, "attention_bias": True}),
     (SDAR_MOE, {
         "norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [0],
         "num_experts_per_tok": 9,
@@ -151,6 +158,8 @@ def test_other_arithmetic_is_refused(base: dict[str, Any], key: str, value: obje
         (LLADA | {"d_model": 36}, "9 of 9 dimensions"),
         (LLADA_MOE | {"moe_layer_freq": [0, 1]}, "lacks the key 'dense_intermediate_size'"),
         (LLADA2_MOE | {"topk_group": 1, "num_experts_per_tok": 4}, "4 experts of 8"),
+        # Without the key at all it is transformers' default, which Llama's first configs meant.
+        (LLAMA | {"rope_theta": None}, r"a Llama model lacks the key 'rope_theta'; add it"),
         # Older configs have it beside the object for the stretching.
         (DREAM | {"rope_theta": None}, r"a Dream model lacks the key 'rope_theta'; add it"),
         (DREAM | {"rope_theta": None, "rope_scaling": LINEAR}, "lacks the key 'rope_theta'"),
@@ -204,11 +213,11 @@ def test_the_class_is_chosen_by_architecture_then_by_keys() -> None:
         ("NemotronLabsDiffusionModel", "", "nearest that is supported is SDARForCausalLM; "),
         ("TraDoForCausalLM", "", "nearest that is supported is SDARForCausalLM; "),
         ("DiffuCoderModel", "", "nearest that is supported is DreamModel; "),
-        ("QwenForBlockDiffusion", "", "LLaDAModelLM, LLaDAMoEModelLM"),
+        ("ZebraForBlockDiffusion", "", "LLaDAModelLM, LLaDAMoEModelLM"),
         ("ResNet", "resnet", "; supported are "),
         ("GPT2LMHeadModel", "gpt2", "; supported are "),
-        ("Qwen3ForCausalLM", "any", "an autoregressive model's"),
-        ("Gemma3ForCausalLM", "any", "an autoregressive model's"),
+        ("Gemma3ForCausalLM", "gemma3", "; supported are "),
+        ("Qwen3MoeForCausalLM", "", "nearest that is supported is Qwen3ForCausalLM; "),
     ],
 )
 def test_an_unknown_architecture_has_suggestions(name: str, model_type: str, said: str) -> None:

@@ -30,7 +30,9 @@ from tests.helpers.tiny_checkpoints import (
     save,
 )
 
-NAMES = "dream fast_dllm_v2 llada llada_moe llada_moe_fused llada2_moe sdar sdar_moe".split()
+NAMES = (
+    "ar_llama ar_qwen3 dream fast_dllm_v2 llada llada_moe llada_moe_fused llada2_moe sdar sdar_moe"
+).split()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -46,7 +48,8 @@ def test_logits_equal_the_original_systems(name: str, dtype: str) -> None:
         tolerance = 2e-3 if torch.backends.cpu.get_cpu_capability() == "DEFAULT" else 4e-4
     # SDAR's have two: in blocks of 32 and of 4.
     for golden in (case[key] for key in case if key.startswith("full_forward")):
-        logits = full_forward(model, golden["input_ids"], golden.get("block_length", 0))
+        block = 1 if golden.get("attention") == "causal" else golden.get("block_length", 0)
+        logits = full_forward(model, golden["input_ids"], block)
         expected = torch.tensor(golden["logits"], dtype=logits.dtype)
         torch.testing.assert_close(logits[golden["positions"]], expected, atol=tolerance, rtol=0)
 

@@ -34,7 +34,7 @@ def model(family: str, dtype: str) -> DiffusionLLM:
 
 
 def mask(family: str) -> int | None:
-    """Return the mask token; DiffusionGemma has none."""
+    """Return the mask token, where there is one."""
     return MASK if FAMILIES[family] in MASKED else None
 
 

@@ -34,6 +34,7 @@ FAMILIES = {
     "dream": "dream",
     "fast_dllm_v2": "fast_dllm_v2",
     "llada": "llada",
+    "nemotron_labs_diffusion": "nemotron_labs_diffusion",
     "llada_moe": "llada_moe",
     "llada_moe_fused": "llada_moe",  # the same weights in another layout
     "llada2_moe": "llada2_moe",
@@ -63,7 +64,7 @@ _KINDS: dict[str, dict[str, dict[str, Any]]] = {
 _NUMBERS = {
     "decoder": (
         "threshold low_threshold alpha gamma decay steps eps steps_per_block factor "
-        "edit_threshold max_post_edit_steps".split()
+        "edit_threshold max_post_edit_steps step_limit".split()
     ),
     "cache": "before after warmup".split(),
     "iteration": (
@@ -106,6 +107,8 @@ def renamed(case: Case) -> Case:
     if "small_block_length" in case:  # accepts the best, and all strictly above the threshold
         parts = {"iteration": "sub_blocks", "sub_block_length": case["small_block_length"]}
         return case | parts | {"steps_per_block": case["block_length"]}
+    if "seed_token" in case:
+        return _nemotron(case)
     if case.get("mode") == "ar":
         return case | {"iteration": "autoregressive"}
     if case.get("iteration") == "canvas":
@@ -120,6 +123,16 @@ def renamed(case: Case) -> Case:
             plain = {name: value for name, value in case.items() if "edit_" not in name}
             return plain | steps | {"decoder": "threshold"}
         return case | steps | {"max_post_edit_steps": case["max_post_edit_steps"] + 1}
+    return case
+
+
+def _nemotron(case: Case) -> Case:
+    case = case | ({"iteration": "first_token"} if case["seed_token"] else {})
+    if case.get("policy") == "confidence_threshold":
+        return case | {"step_limit": case.pop("steps_per_block")}
+    if case["decoder"] == "fixed":  # whose steps are those of the whole answer
+        blocks = -(-case["gen_length"] // case["block_length"])
+        return case | {"steps": case.pop("steps_per_block") * blocks}
     return case
 
 

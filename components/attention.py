@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from diffray.components.batch import Batch
 from diffray.components.dims import Dims
 from diffray.components.kv_pool import KVPool
-from diffray.components.layers import ColumnLinear, Cut, Part, Piece, RowLinear
+from diffray.components.layers import Angles, ColumnLinear, Cut, Part, Piece, RowLinear
 from diffray.components.mesh import Mesh
 from diffray.components.weight import empty
 from diffray.kernels.attention import QKRotary
@@ -51,6 +51,7 @@ class Attention(nn.Module):
         query_rows = Cut(dims.heads * size, first * size, last * size)
         key_rows = Cut(dims.kv_heads * size, first_key * size, last_key * size)
         cuts = query_rows, key_rows, key_rows
+        self.queries = last - first
         self.qkv = ColumnLinear("attention", dims.hidden, cuts, dtype, biased=dims.qkv_bias)
         self.norm: HeadNorm | None = None
         if dims.head_norm:
@@ -60,13 +61,16 @@ class Attention(nn.Module):
     def forward(
         self,
         x_TH: Tensor,
-        angles: tuple[Tensor, Tensor],
+        angles: Angles,
         batch: Batch,
         kv: KVPool,
         read_R: Tensor | None = None,
     ) -> Tensor:
         """Return the input of `out` at `read_R`, or at all tokens; store the K/V in place."""
         heads_TND = self.qkv(x_TH).unflatten(-1, (-1, self.head_dim))
-        rotary = QKRotary(None if self.norm is None else self.norm.weight_ND, self.eps, *angles)
+        if angles.scale_T11 is not None:
+            heads_TND[:, : self.queries].mul_(angles.scale_T11)
+        norm_ND = None if self.norm is None else self.norm.weight_ND
+        rotary = QKRotary(norm_ND, self.eps, angles.cos_T1R, angles.sin_T1R)
         seen_TI = kv.attend(self.layer, heads_TND, rotary, batch).flatten(1)
         return seen_TI if read_R is None else seen_TI.index_select(0, read_R)

@@ -16,7 +16,7 @@ from diffray.components.attention import Attention, key_heads
 from diffray.components.batch import Batch
 from diffray.components.dims import Dims
 from diffray.components.kv_pool import KVPool
-from diffray.components.layers import Norm, Part, Parts, Rotary, VocabTable
+from diffray.components.layers import Angles, Norm, Part, Parts, Rotary, VocabTable
 from diffray.components.low_rank import Running
 from diffray.components.mesh import Mesh
 from diffray.components.model_spec import Denoising, ModelSpec
@@ -87,7 +87,7 @@ class Layer(nn.Module):
         self,
         residual_TH: Tensor,
         normed_TH: Tensor,
-        angles: tuple[Tensor, Tensor],
+        angles: Angles,
         batch: Batch,
         kv: KVPool,
         following: Norm,
@@ -183,6 +183,7 @@ class Denoiser(nn.Module):
             masked=denoising.masked,
             encodes=denoising.encodes,
             next_token=denoising.next_token,
+            iteration=denoising.iteration,
         )
 
     @property

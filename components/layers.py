@@ -271,6 +271,14 @@ class VocabTable(nn.Module):
         return Part((self.rows.rows, self.hidden), pieces, weight=self.weight)
 
 
+class Angles(NamedTuple):
+    """What the tokens of a forward are rotated by."""
+
+    cos_T1R: Tensor
+    sin_T1R: Tensor
+    scale_T11: Tensor | None = None  # of queries
+
+
 class Rotary(nn.Module):
     """The angles of every position; looked up once per forward and shared by the layers."""
 
@@ -283,12 +291,23 @@ class Rotary(nn.Module):
         self.sin_P1R: Tensor
         self.register_buffer("cos_P1R", table_P1R, persistent=False)
         self.register_buffer("sin_P1R", table_P1R.clone(), persistent=False)
+        self.scale_P11: Tensor | None
+        scale_P11 = empty(rope.positions, 1, 1, dtype=torch.float32).data
+        grown = scale_P11 if rope.query_growth else None
+        self.register_buffer("scale_P11", grown, persistent=False)
 
     def fill(self) -> None:
         """Compute the tables in place, after the model has been allocated."""
         cos_PR, sin_PR = rope_tables(self.rope, self.cos_P1R.shape[-1], self.cos_P1R.dtype)
         self.cos_P1R.copy_(cos_PR.unsqueeze(1))
         self.sin_P1R.copy_(sin_PR.unsqueeze(1))
+        if self.scale_P11 is not None:
+            self.scale_P11.copy_(self.rope.query_scales().view(-1, 1, 1))
 
-    def forward(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        return self.cos_P1R.index_select(0, positions_T), self.sin_P1R.index_select(0, positions_T)
+    def forward(self, positions_T: Tensor) -> Angles:
+        scale_P11 = self.scale_P11
+        return Angles(
+            self.cos_P1R.index_select(0, positions_T),
+            self.sin_P1R.index_select(0, positions_T),
+            None if scale_P11 is None else scale_P11.index_select(0, positions_T),
+        )

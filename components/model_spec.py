@@ -22,6 +22,7 @@ class Denoising(NamedTuple):
     masked: bool = True
     encodes: bool = False
     next_token: bool = False
+    iteration: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,8 @@ class DiffusionParams(PolicyPart):
             given.setdefault("canvas_length", None)
         if self.canvas_length is not None:
             given.setdefault("canvas", None)
+        if isinstance(self.iteration, Autoregressive):
+            given = {"block_length": None, "decoder": None, "speculation": None} | given
         found = default.model_copy(update=given)
         if "decoder" in given or found.decoder is None or found.canvas == "pinned":
             return found
@@ -220,7 +222,7 @@ class Policy:
         iteration = params.iteration or _default_iteration(params, decoder, spec)
         cache = params.cache or (Exact() if spec.block_causal else Dual())
         encodes = spec.encodes and iteration.kind != "autoregressive"
-        length = params.block_length or spec.block_length
+        length = params.block_length or (spec.block_length if encodes == spec.encodes else 1)
         causal_length = 0
         if spec.block_causal:
             causal_length = 1 if encodes else length
@@ -274,6 +276,8 @@ def _default_decoder(params: DiffusionParams, spec: ModelSpec) -> Decoder:
     has_sub_blocks = params.iteration is not None and params.iteration.sub_block()
     if params.canvas == "pinned" and not has_sub_blocks:
         return WholeSlots()
+    if isinstance(params.iteration, Autoregressive):
+        return Sequential()
     return _DECODER.validate_python(spec.decoder)
 
 
@@ -282,4 +286,5 @@ def _default_iteration(params: DiffusionParams, decoder: Decoder, spec: ModelSpe
     wanted = spec.logit_shift or (params.cache is not None and params.cache.follows_masks)
     if wanted and fits and "sub_blocks" in spec.iterations:
         return SubBlocks()
-    return _ITERATION.validate_python({"kind": spec.iterations[0], **spec.iteration})
+    own = {} if params.canvas == "pinned" else spec.iteration
+    return _ITERATION.validate_python({"kind": spec.iterations[0], **own})

@@ -31,6 +31,7 @@ class Rope:
     slow: float = 1.0
     whole: bool = True  # whether `yarn` rounds its bounds to whole pairs
     magnitude: float = 1.0  # of cos and sin
+    query_growth: float = 0.0  # of queries beyond the trained positions (Llama 4); 0: none
 
     def frequencies(self, rotated: int, dtype: torch.dtype) -> Tensor:
         """Return the angle by which each pair turns from one position to the next."""
@@ -47,6 +48,11 @@ class Rope:
                 turns_P = self.trained * plain_P / (2 * math.pi)
                 kept_P = ((turns_P - self.slow) / (self.fast - self.slow)).clamp(0, 1)
         return plain_P * kept_P + plain_P / self.factor * (1 - kept_P)
+
+    def query_scales(self) -> Tensor:
+        """Return the multiplier of a query at each position."""
+        lengths_P = torch.arange(self.positions) // self.trained
+        return 1 + self.query_growth * torch.log1p(lengths_P.float())
 
     def _kept_by_pair(self, rotated: int, dtype: torch.dtype) -> Tensor:
         """Return 1 for fast pairs and 0 for slow ones, and a ramp over the pairs between."""

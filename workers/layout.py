@@ -38,6 +38,7 @@ class Layout:
     windows: list[Span]  # in the order given
     batch: Batch
     offsets: tuple[int, ...]  # the packed token at which each window starts
+    blocks: list[int]  # where the sequences' blocks start; positions before them are final
     recorded: Recorded | None = None  # to replay instead of running the batch
 
     @staticmethod
@@ -46,30 +47,34 @@ class Layout:
 
         If a recording fits the windows, they are written into its tensors.
         """
-        if slots.layout is None or slots.layout.windows != windows:
+        blocks = [span.sequence.block.start for span in windows]
+        last = slots.layout
+        if last is None or last.windows != windows or last.blocks != blocks:
             recorded = None
             if graphs is not None and not any(span.sequence.lora for span in windows):
                 longest = max(span.stop - span.start for span in windows)
                 recorded = graphs.fit(len(windows), longest)
             if recorded is None:
-                slots.layout = Layout._pack(windows, slots, page_size)
+                last = Layout._pack(windows, blocks, slots, page_size)
             else:
-                slots.layout = Layout._fill(windows, slots, recorded)
-        return slots.layout
+                last = Layout._fill(windows, blocks, slots, recorded)
+            slots.layout = last
+        return last
 
     @staticmethod
-    def _fill(windows: list[Span], slots: Slots, recorded: Recorded) -> "Layout":
+    def _fill(windows: list[Span], blocks: list[int], slots: Slots, recorded: Recorded) -> "Layout":
         recorded.fill([_window(span, slots) for span in windows])
         length = recorded.bucket.length
         return Layout(
             windows=windows,
             batch=recorded.batch,
             offsets=tuple(number * length for number in range(len(windows))),
+            blocks=blocks,
             recorded=recorded,
         )
 
     @staticmethod
-    def _pack(windows: list[Span], slots: Slots, page_size: int) -> "Layout":
+    def _pack(windows: list[Span], blocks: list[int], slots: Slots, page_size: int) -> "Layout":
         parts = [(_window(span, slots), number) for number, span in enumerate(windows)]
         parts.sort(key=lambda part: part[0].shape)
         offsets, at = [0] * len(windows), 0
@@ -79,7 +84,7 @@ class Layout:
         packed = Batch.pack([window for window, _ in parts], slots.device, page_size)
         if any(span.sequence.lora for span in windows):
             packed = replace(packed, adapted=_adapted(windows, offsets, slots.device))
-        return Layout(windows=windows, batch=packed, offsets=tuple(offsets))
+        return Layout(windows=windows, batch=packed, offsets=tuple(offsets), blocks=blocks)
 
     def offset_of(self, span: Span) -> int:
         """Return the packed token at which a window starts."""

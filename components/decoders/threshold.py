@@ -35,12 +35,23 @@ class Threshold(Decoder):
         description="The most steps for a block, as in LLaDA2 and SDAR; default: no limit.",
     )
 
+    step_limit: int | None = Field(
+        None, ge=1, description="The step of a block that accepts all its masks; default: none."
+    )
+
     def accept(self, proposal: "Proposal", block: "Block") -> "Tensor":
         if self.steps_per_block is None:
-            return block.confident(proposal.confidence_BL, self.threshold)
-        return block.above(proposal.confidence_BL, self.threshold, self.steps_per_block)
+            found_BL = block.confident(proposal.confidence_BL, self.threshold)
+        else:
+            found_BL = block.above(proposal.confidence_BL, self.threshold, self.steps_per_block)
+        if self.step_limit is None:
+            return found_BL
+        last_B = block.step_in_block_B + 1 >= self.step_limit
+        return found_BL | block.masked_BL & last_B.unsqueeze(1)
 
-    def rule(self, sequence: "Sequence") -> Rule:
+    def rule(self, sequence: "Sequence") -> Rule | None:
+        if self.step_limit is not None:
+            return None
         if self.steps_per_block is None:
             return Rule(CONFIDENT, self.threshold)
         return Rule(SHARE, self.threshold, self.steps_per_block)

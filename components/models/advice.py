@@ -23,6 +23,7 @@ class Advice:
 _WINDOWS: Final = ("prefix", "dual", "vicinity", "soft")
 _LLADA: Final = Advice(("none",), _WINDOWS, "Fast-dLLM and dInfer")
 _BLOCKS: Final = ("exact", "none"), ("soft", "sub_blocks with sub_block")
+_CAUSAL: Final = Advice(("exact", "none"), (), "the one policy")
 _SDAR: Final = Advice(
     ("exact", "none"),
     ("soft", "other block lengths"),
@@ -41,6 +42,7 @@ ADVICE: Final = {
         ("sub_blocks with sub_block", "soft", "block_diffusion"),
         "model card",
     ),
+    "Nemotron-Labs-Diffusion": Advice(("exact", "none"), ("other block lengths",), "model card"),
     "SDAR": _SDAR,
     "TraDo": _SDAR,
     "SDAR-MoE": _SDAR,
@@ -49,6 +51,9 @@ ADVICE: Final = {
         ("other block lengths",),
         "transformers' defaults, at temperature 1",
     ),
+    "Llama": _CAUSAL,
+    "Qwen2": _CAUSAL,
+    "Qwen3": _CAUSAL,
 }
 # Their configs are those of the family, so only the checkpoint's name identifies them.
 _NAMED: Final = {"LLaDA": "LLaDA-1.5", "LLaDA2": "LLaDA2.1", "SDAR": "TraDo"}

@@ -56,6 +56,10 @@ class Fields:
             raise self._wrong(key, value, f"a number above 0 and below {_LARGEST:g}")
         return float(value)
 
+    def optional_number(self, key: str) -> float | None:
+        """Return a number above 0, or None where the key is absent, null or 0."""
+        return self.number(key) if self.config.get(key) not in (None, 0) else None
+
     def flag(self, key: str, default: object = REQUIRED) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
@@ -115,7 +119,8 @@ class Fields:
         turns = inner.number("beta_fast", 32), inner.number("beta_slow", 1)
         longest = max(positions, int(trained * factor))
         ramp = *turns, inner.flag("truncate", True), inner.yarn_magnitude()
-        return Rope(theta, longest, "yarn", factor, trained, *ramp)
+        grown = inner.optional_number("llama_4_scaling_beta") or 0.0
+        return Rope(theta, longest, "yarn", factor, trained, *ramp, grown)
 
     def yarn_magnitude(self) -> float:
         """Return the multiplier of cos and sin, as given or computed from the factor."""

@@ -17,6 +17,7 @@ from diffray.components.models.fields import Config
 from diffray.components.models.llada import build_llada
 from diffray.components.models.llada2_moe import build_llada2_moe
 from diffray.components.models.llada_moe import build_llada_moe
+from diffray.components.models.nemotron import build_nemotron
 from diffray.components.models.sdar import build_sdar, build_sdar_moe
 from diffray.kernels.choose import TORCH, Kernels, choose_kernels
 
@@ -41,6 +42,7 @@ ARCHITECTURES: dict[str, Build] = {
     "LLaDAMoEModelLM": build_llada_moe,
     "FusedLLaDAMoEModelLM": build_llada_moe,
     "LLaDA2MoeModelLM": build_llada2_moe,
+    "NemotronLabsDiffusionModel": build_nemotron,
     "SDARForCausalLM": build_sdar,
     "SDARMoeForCausalLM": build_sdar_moe,
 }
@@ -55,6 +57,7 @@ MODEL_TYPES: Final = {
     "qwen3": "Qwen3ForCausalLM",
     "llada2_moe": "LLaDA2MoeModelLM",
     "llada2_moe_veomni": "LLaDA2MoeModelLM",
+    "nemotron_labs_diffusion": "NemotronLabsDiffusionModel",
     "sdar": "SDARForCausalLM",
     "sdar_moe": "SDARMoeForCausalLM",
 }
@@ -65,7 +68,6 @@ _ALIKE: Final = {
     "dimple": "DreamModel",
     "lavida": "LLaDAModelLM",
     "mmada": "LLaDAModelLM",
-    "nemotronlabsdiffusion": "SDARForCausalLM",
     "trado": "SDARForCausalLM",
 }
 _ENDING: Final = re.compile("(For[A-Z].*|Model(LM)?)$")

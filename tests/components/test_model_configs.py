@@ -21,7 +21,10 @@ from tests.helpers.tiny_checkpoints import (
     SDAR_MOE,
 )
 
-FAMILIES = "Llama|Qwen2|Qwen3|LLaDA|LLaDA-MoE|LLaDA2|Dream|Fast-dLLM v2|SDAR|SDAR-MoE"
+FAMILIES = (
+    "Nemotron-Labs-Diffusion|Llama|Qwen2|Qwen3|LLaDA|LLaDA-MoE|LLaDA2|Dream|Fast-dLLM v2|SDAR|"
+    "SDAR-MoE"
+)
 _STACK = "vocab_size hidden_size num_hidden_layers num_attention_heads"
 _QWEN = f"{_STACK} max_position_embeddings rope_theta"
 _EXPERTS = "num_experts num_experts_per_tok"
@@ -36,12 +39,15 @@ NEEDED = {
     "ar_qwen3": f"{_QWEN} intermediate_size",
     "dream": f"{_QWEN} intermediate_size",
     "fast_dllm_v2": f"{_QWEN} intermediate_size",
+    "nemotron_labs_diffusion": f"{_QWEN} intermediate_size rope_theta factor",
     "sdar": f"{_QWEN} intermediate_size",
     "sdar_moe": f"{_QWEN} {_EXPERTS} moe_intermediate_size norm_topk_prob",
     "diffusion_gemma": f"{_STACK} num_key_value_heads intermediate_size num_experts top_k_experts "
     "moe_intermediate_size use_bidirectional_attention text_config vision_config",
 }
 # What has no part in a forward, or is said by another key.
+# What is said to be missing without the key.
+LACKED = {"mlp_hidden_size": "mlp_ratio", "rope_parameters": "rope_theta"}
 LLAMA, QWEN3 = (
     json.loads((GOLDEN / name / "config.json").read_text()) for name in ("ar_llama", "ar_qwen3")
 )
@@ -57,6 +63,10 @@ _UNREAD_OF = {
     "llada": {"vocab_size"},  # embedding_size
     "llada_moe": {"dense_intermediate_size", "norm_topk_prob"},  # none dense; never renormalised
     "sdar_moe": {"intermediate_size"},  # no layer is dense
+    "nemotron_labs_diffusion": {
+        *"auto_map AutoConfig AutoModel attn_implementation".split(),
+        *"ar_loss_weight dlm_loss_weight dp_varying_mask_ratio".split(),  # of its training
+    },
     "diffusion_gemma": {"max_position_embeddings"},  # the tower's
 }
 
@@ -88,7 +98,7 @@ def test_a_missing_or_wrong_key_is_named_in_one_sentence(family: str) -> None:
             except ValueError as error:
                 said = str(error)
                 assert "\n" not in said and said.startswith("config.json of a ")
-                named = "mlp_ratio" if gone and key == "mlp_hidden_size" else key
+                named = LACKED.get(key, key) if gone else key
                 assert f"{named!r}" in said
                 missed |= {named} if gone else set()
             else:
@@ -210,7 +220,7 @@ def test_the_class_is_chosen_by_architecture_then_by_keys() -> None:
         ("SDARVLForConditionalGeneration", "", "nearest that is supported is SDARForCausalLM; "),
         ("SDARMoEForCausalLM", "", "nearest that is supported is SDARMoeForCausalLM; "),
         ("Unheard", "llada", "nearest that is supported is LLaDAModelLM; "),
-        ("NemotronLabsDiffusionModel", "", "nearest that is supported is SDARForCausalLM; "),
+        ("NemotronDiffusion", "", "nearest that is supported is NemotronLabsDiffusionModel; "),
         ("TraDoForCausalLM", "", "nearest that is supported is SDARForCausalLM; "),
         ("DiffuCoderModel", "", "nearest that is supported is DreamModel; "),
         ("ZebraForBlockDiffusion", "", "LLaDAModelLM, LLaDAMoEModelLM"),

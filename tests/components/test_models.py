@@ -31,8 +31,10 @@ from tests.helpers.tiny_checkpoints import (
 )
 
 NAMES = (
-    "ar_llama ar_qwen3 dream fast_dllm_v2 llada llada_moe llada_moe_fused llada2_moe sdar sdar_moe"
+    "ar_llama ar_qwen3 dream fast_dllm_v2 llada llada_moe llada_moe_fused llada2_moe "
+    "nemotron_labs_diffusion sdar sdar_moe"
 ).split()
+ATTENTION = {"causal": (1,), "causal prompt of 20, bidirectional block of 16": (0, 20)}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -48,8 +50,8 @@ def test_logits_equal_the_original_systems(name: str, dtype: str) -> None:
         tolerance = 2e-3 if torch.backends.cpu.get_cpu_capability() == "DEFAULT" else 4e-4
     # SDAR's have two: in blocks of 32 and of 4.
     for golden in (case[key] for key in case if key.startswith("full_forward")):
-        block = 1 if golden.get("attention") == "causal" else golden.get("block_length", 0)
-        logits = full_forward(model, golden["input_ids"], block)
+        how = ATTENTION.get(golden.get("attention"), (golden.get("block_length", 0),))
+        logits = full_forward(model, golden["input_ids"], *how)
         expected = torch.tensor(golden["logits"], dtype=logits.dtype)
         torch.testing.assert_close(logits[golden["positions"]], expected, atol=tolerance, rtol=0)
 
@@ -121,6 +123,10 @@ def sized(base: dict[str, Any], *numbers: int, **more: Any) -> dict[str, Any]:
     return base | dict(zip(_STACK + _HEADS, numbers, strict=False)) | more
 
 
+LLAMA, NEMOTRON = (
+    json.loads((GOLDEN / name / "config.json").read_text())
+    for name in ("ar_llama", "nemotron_labs_diffusion")
+)
 LLADA_8B = LLADA | {
     "d_model": 4096, "n_heads": 32, "n_kv_heads": 32, "n_layers": 32, "mlp_hidden_size": 12288,
     "embedding_size": 126464,
@@ -153,6 +159,9 @@ SDAR_30B = sized(
         (sized(SDAR, 151936, 2560, 9728, 36, 32, 8, 128), 399, 4.411),
         (sized(SDAR, 151936, 4096, 12288, 36, 32, 8, 128), 399, 8.191),
         (SDAR_30B, 18867, 30.53),
+        (sized(NEMOTRON, 131072, 3072, 9216, 26, 32, 8, 128), 237, 3.833),
+        (sized(NEMOTRON, 131072, 4096, 14336, 34, 32, 8, 128), 309, 8.489),
+        (sized(LLAMA, 128256, 4096, 14336, 32, 32, 8, 128), 291, 8.030),  # 3.1
     ],
 )
 @pytest.mark.rotate(5)

@@ -16,8 +16,8 @@ from tests.helpers.paths import GOLDEN
 from tests.helpers.threads import over_ranks
 from tests.helpers.tiny_checkpoints import IDS, LLADA, LLADA_MOE, full_forward, random_weights, save
 
-CAUSAL = ["llada2_moe", "fast_dllm_v2", "sdar", "sdar_moe", "ar_llama", "ar_qwen3"]
-DENSE = ["llada", "dream", "fast_dllm_v2", "sdar", "ar_llama", "ar_qwen3"]
+CAUSAL = ["llada2_moe", "fast_dllm_v2", "sdar", "sdar_moe", "ar_llama", "nemotron_labs_diffusion"]
+DENSE = ["llada", "dream", "fast_dllm_v2", "sdar", "ar_llama", "nemotron_labs_diffusion"]
 SPARSE = ["llada_moe", "llada_moe_fused", "llada2_moe", "sdar_moe"]
 
 

@@ -38,6 +38,7 @@ ROWS = {
     "LLaDA2.1": Row("llada2_moe", "llada2_edit", 6),
     "Dream": Row("dream", "dream", 13, shares=False),
     "Fast-dLLM v2": Row("fast_dllm_v2", "fast_dllm_v2", 8),
+    "Nemotron": Row("nemotron_labs_diffusion", "nemotron_labs_diffusion", 3),
     "SDAR": Row("sdar", "sdar", 12),
     "SDAR-MoE": Row("sdar_moe", "sdar_moe", 12),
     "DiffusionGemma": Row("diffusion_gemma", "diffusion_gemma", 7, masked=False),

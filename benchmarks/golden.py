@@ -69,9 +69,11 @@ _NUMBERS = {
     "cache": "before after warmup".split(),
     "iteration": (
         "cont_weight cont_weight_init cont_weight_growth threshold_decay sub_block_length "
-        "max_steps t_min t_max stability confidence".split()
+        "max_steps t_min t_max stability confidence lora".split()
     ),
 }
+
+DRAFTS = "linear_spec_lora"  # the folder of Nemotron's adapter, and its name here
 
 Case = dict[str, Any]
 
@@ -109,6 +111,9 @@ def renamed(case: Case) -> Case:
         return case | parts | {"steps_per_block": case["block_length"]}
     if "seed_token" in case:
         return _nemotron(case)
+    if case.get("mode") == "self_speculation":
+        drafts = {"threshold": case["draft_threshold"]} if case["draft_threshold"] else {}
+        return case | {"decoder": "threshold", "lora": "drafts"} | (drafts or {"step_limit": 1})
     if case.get("mode") == "ar":
         return case | {"iteration": "autoregressive"}
     if case.get("iteration") == "canvas":
@@ -146,8 +151,15 @@ def params_of(case: Case) -> SamplingParams:
         bad_token_ids=case.get("bad_token_ids", ()),
         top_p=case.get("top_p", 1.0),
         top_k=case.get("top_k", 0),
+        lora=DRAFTS if case.get("draft_lora") else "",
         diffusion=diffusion_of(case),
     )
+
+
+def adapters_of(checkpoint: Path) -> dict[str, str]:
+    """Return the adapters that come with a checkpoint."""
+    folder = checkpoint / DRAFTS
+    return {DRAFTS: str(folder)} if folder.is_dir() else {}
 
 
 def images_of(found: dict[str, Any]) -> tuple[Image, ...]:
@@ -210,6 +222,7 @@ def run(folder: Path) -> tuple[int, int]:
     for dtype in DTYPES:
         mask = None if checkpoint.name in UNMASKED else found["mask_id"]
         ids = {"mask_token_id": mask, "eos_token_id": found["eos_id"]}
+        ids["lora_modules"] = adapters_of(checkpoint)
         with DiffusionLLM(str(checkpoint), dtype=dtype, max_num_seqs=64, **ids) as llm:
             for number, what in sorted(differences(llm, cases, images_of(found)).items()):
                 different.add(number)

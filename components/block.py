@@ -25,6 +25,7 @@ class Block:
     positions_BL: Tensor
     seed_B: Tensor
     step_B: Tensor  # denoising steps of the whole generation before this one
+    draw_step_B: Tensor  # what draws depend on: the same, or 0 where each position is drawn once
     step_in_block_B: Tensor
     length_B: Tensor  # positions of the block, without padding
     index_B: Tensor  # the block's number, from 0 ...

@@ -41,6 +41,7 @@ class OpenBlock:
     first_alone: bool  # whether its first step decides its first position and no other
     num_prompt: int  # positions of the prompt at its start
     masked: Tensor  # masks left, on the host
+    drafted: bool = False  # whether its tokens are drafts until they are verified
     step: int = 0  # denoising steps so far
     post_steps: int = 0  # those of them after the last mask
     memory: Memory | None = None  # if its decoder gives credit
@@ -49,6 +50,16 @@ class OpenBlock:
     @property
     def length(self) -> int:
         return self.stop - self.start
+
+    @property
+    def verifies(self) -> bool:
+        """Whether the next step verifies drafts: all but the last position, which has none."""
+        return self.drafted and not self.masked[:-1].any()
+
+    @property
+    def final_stop(self) -> int:
+        """The end of the positions whose final K/V are stored by its first step or before."""
+        return self.start - self.drafted
 
 
 @dataclass(eq=False)

@@ -124,7 +124,7 @@ TABLE: Final = (
     ),
     Rule(
         "iteration {iteration!r}",
-        lambda a: a.policy.iteration.kind == "autoregressive",
+        lambda a: a.policy.iteration.next_token,
         ("guidance", "speculation", "doubted"),
         "leave it out",
     ),
@@ -153,6 +153,11 @@ def check_pairs(asked: Asked) -> None:
                 if option.used(asked):
                     pair = f"{option.subject} not go with {rule.other}".format(**kinds)
                     raise InvalidField(f"{pair}; {rule.advice}", option.field)
+
+
+def reads_back(asked: Asked) -> bool:
+    """Return whether the request's logits depend on the tokens before them in other ways too."""
+    return any(OPTIONS[name].used(asked) for name in ("grammar", "penalties", "n-grams"))
 
 
 def _unforeseen(decoder: Decoder) -> bool:
@@ -229,6 +234,12 @@ def check_together(iteration: Iteration, decoder: Decoder, cache: CachePolicy, l
                     "at each step; leave it out",
                     f"diffusion.{name}",
                 )
+    if iteration.drafts and (_unforeseen(decoder) or decoder.counts_canvas):
+        raise InvalidField(
+            f"decoder {decoder.kind!r} does not go with iteration {iteration.kind!r}, whose drafts "
+            "it cannot accept; use 'threshold' or 'sequential'",
+            "diffusion.decoder",
+        )
     if decoder.gain() is not None and length > LONGEST_REMEMBERED:
         raise InvalidField(
             f"block_length is {length}, and decoder {decoder.kind!r} takes blocks "
@@ -268,7 +279,7 @@ def check_canvas(
                 "diffusion.slot_length",
             )
         return
-    if iteration.renoises or iteration.kind == "autoregressive":
+    if iteration.renoises or iteration.next_token:
         raise InvalidField(
             f"canvas 'pinned' does not go with iteration {iteration.kind!r}; leave it out",
             "diffusion.canvas",

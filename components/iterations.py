@@ -17,9 +17,16 @@ class Iteration(PolicyPart):
     soft: ClassVar[bool] = False  # masked positions carry soft embeddings
     first_alone: ClassVar[bool] = False  # a block's first step decides its first position alone
     renoises: ClassVar[bool] = False  # masks show noise; a block's tokens become final together
+    next_token: ClassVar[bool] = False  # writes what an autoregressive model would
+    drafts: ClassVar[bool] = False  # a block's tokens are drafts, which a causal forward verifies
 
     kind: str  # subclasses have one value
     early_stop: bool = Field(True, description="End the generation at its first end token.")
+
+    @property
+    def adapts_drafts(self) -> bool:
+        """Whether a request's adapter acts on drafts alone."""
+        return False
 
     def sub_block(self) -> int:
         """Return the length of sub-blocks, decided from left to right; 0 if there are none."""
@@ -92,8 +99,31 @@ class Autoregressive(Iteration):
     """
 
     first_alone: ClassVar[bool] = True
+    next_token: ClassVar[bool] = True
 
     kind: Literal["autoregressive"] = "autoregressive"
+
+
+class SelfSpeculation(Iteration):
+    """The tokens of `autoregressive` in fewer forwards: drafted by diffusion, verified causally.
+
+    The decoder accepts drafts. Once a block is full of them, a causal forward shows what an
+    autoregressive model would write after each: the drafts that equal it are final, and the token
+    after them too. The next block starts there.
+    """
+
+    next_token: ClassVar[bool] = True
+    drafts: ClassVar[bool] = True
+
+    kind: Literal["self_speculation"] = "self_speculation"
+    lora: Literal["all", "drafts"] = Field(
+        "all",
+        description="Where a request's adapter acts: in all forwards, or in those that draft.",
+    )
+
+    @property
+    def adapts_drafts(self) -> bool:
+        return self.lora == "drafts"
 
 
 class Soft(Iteration):

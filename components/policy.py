@@ -47,6 +47,7 @@ from diffray.components.iterations import (
     FirstToken,
     Iteration,
     Renoise,
+    SelfSpeculation,
     Soft,
     SubBlocks,
 )
@@ -54,7 +55,14 @@ from diffray.components.model_spec import ModelSpec
 from diffray.components.speculation import Verify
 
 AnyIteration = Annotated[
-    Blockwise | FirstToken | BlockDiffusion | SubBlocks | Soft | Renoise | Autoregressive,
+    Blockwise
+    | FirstToken
+    | BlockDiffusion
+    | SubBlocks
+    | Soft
+    | Renoise
+    | Autoregressive
+    | SelfSpeculation,
     Field(discriminator="kind"),
     OrKind(),
 ]
@@ -175,7 +183,7 @@ class DiffusionParams(PolicyPart):
             given.setdefault("canvas_length", None)
         if self.canvas_length is not None:
             given.setdefault("canvas", None)
-        if isinstance(self.iteration, Autoregressive):
+        if self.iteration is not None and self.iteration.next_token:
             given = {"block_length": None, "decoder": None, "speculation": None} | given
         found = default.model_copy(update=given)
         if "decoder" in given or found.decoder is None or found.canvas == "pinned":
@@ -204,10 +212,6 @@ class Policy:
     encodes: bool = False  # a separate pass stores the K/V of final tokens
     logit_shift: int = 0  # the logits about position p are those of the token at p - logit_shift
     first_shift: int = 0  # the same for a first position that is decided alone
-
-    def shift(self, *, alone: bool) -> int:
-        """Return the shift of a block's rows, or of its first position if that is decided alone."""
-        return self.first_shift if alone else self.logit_shift
 
     @staticmethod
     def resolve(
@@ -278,6 +282,8 @@ def _default_decoder(params: DiffusionParams, spec: ModelSpec) -> Decoder:
         return WholeSlots()
     if isinstance(params.iteration, Autoregressive):
         return Sequential()
+    if isinstance(params.iteration, SelfSpeculation):
+        return Threshold(step_limit=1)
     return _DECODER.validate_python(spec.decoder)
 
 

@@ -93,7 +93,8 @@ class Prefixes:
         if not self._shares(sequence):
             return found
         node = self._root
-        for start in range(0, self._whole(sequence, sequence.block.start), self._unit(sequence)):
+        stop = self._whole(sequence, sequence.block.final_stop)
+        for start in range(0, stop, self._unit(sequence)):
             child = node.children.get(self._key(sequence, start))
             if child is None:
                 break
@@ -130,7 +131,7 @@ class Prefixes:
 
     def promise(self, sequence: "Sequence") -> None:
         """Register the prefix that a sequence, which has all its pages, is going to store."""
-        self._grow(sequence, sequence.block.start, stored=False)
+        self._grow(sequence, sequence.block.final_stop, stored=False)
 
     def skip_stored(
         self, sequence: "Sequence", stored_next: "Callable[[Sequence], int] | None" = None
@@ -266,7 +267,7 @@ class Prefixes:
     def _key(self, sequence: "Sequence", start: int) -> Key:
         tokens = sequence.canvas.tokens(start, start + self._unit(sequence))
         ids = sequence.images.key(tokens, start)
-        own = sequence.cache_salt, sequence.lora, sequence.policy.causal_length
+        own = sequence.cache_salt, sequence.stored_lora, sequence.policy.causal_length
         return ids if start else (*own, *ids)
 
     def _cut(self, node: Node) -> list[int]:

@@ -47,7 +47,7 @@ class Rows:
             cold_R.index_copy(0, self.draws.rows_Q, self.draws.temperature_Q),
             block.seed_B[row_R],
             block.positions_BL.flatten()[self.cells_R],
-            block.step_B[row_R],
+            block.draw_step_B[row_R],
         )
 
 
@@ -70,7 +70,7 @@ class Chosen:
         """Return the seed, position and step of some rows, on which their noise depends."""
         cells_Q, block = self.rows.cells_R[rows_Q], self.block
         row_Q = cells_Q // block.ids_BL.shape[1]
-        return block.seed_B[row_Q], block.positions_BL.flatten()[cells_Q], block.step_B[row_Q]
+        return block.seed_B[row_Q], block.positions_BL.flatten()[cells_Q], block.draw_step_B[row_Q]
 
     def spread(self, values_R: Tensor, elsewhere: float = 0) -> Tensor:
         """Return the rows' values at their positions, [B, L]."""

@@ -148,8 +148,30 @@ class Sequence:
         """
         if self.images.at(start) is not None:
             return -1
-        denoised = self.policy.encodes and start >= self.block.start
-        return 0 if denoised else self.policy.causal_length
+        return 0 if self.policy.encodes and self._denoises(start) else self.policy.causal_length
+
+    def _denoises(self, start: int) -> bool:
+        """Return whether a window from here on denoises the block, if it does not encode it."""
+        return start >= self.block.read_start and not self.block.verifies
+
+    def adapter_at(self, start: int) -> LoRA | None:
+        """Return the adapter of a window from here on."""
+        return self.lora if self.stored_lora is self.lora or self._denoises(start) else None
+
+    @property
+    def stored_lora(self) -> LoRA | None:
+        """The adapter that stored K/V depend on."""
+        return None if self.policy.iteration.adapts_drafts else self.lora
+
+    def shift(self, *, alone: bool) -> int:
+        """Return how far before a position the row about it is, in the next step."""
+        if self.block.drafted:
+            return int(self.block.verifies)
+        return self.policy.first_shift if alone else self.policy.logit_shift
+
+    def cut(self, length: int) -> None:
+        """End the block after this many positions: its other drafts were wrong."""
+        self.block.stop = self.block.start + length
 
     @property
     def soft_span(self) -> tuple[int, int]:
@@ -173,7 +195,8 @@ class Sequence:
         block = self.block
         self._follow(ids[block.num_prompt : self.canvas.limit - block.start])
         self.canvas.final += ids[block.num_prompt :]
-        self.kv.clean_end = block.start
+        if not block.drafted:
+            self.kv.clean_end = block.start
         self.steps_before += block.step
         self._enter(block.index + 1)
 
@@ -212,6 +235,8 @@ class Sequence:
     def resume(self, ids: Items[int], progress: tuple[int, int], forwards: int) -> None:
         """Continue from these reported tokens, as if after a rewind on the other engine."""
         index, self.steps_before = progress
+        if self.policy.iteration.drafts:
+            self.canvas.final = list(ids)
         self._enter(index)
         written = max(self.block.start - self.canvas.prompt_len, 0) if index else 0
         self.canvas.final = list(ids[:written])

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from diffray.components.canvas import Canvas
-from diffray.components.compatibility import Asked, check_pairs
+from diffray.components.compatibility import Asked, check_pairs, reads_back
 from diffray.components.config import InvalidField
+from diffray.components.drafted_canvas import DraftedCanvas
 from diffray.components.grammar.automaton import UNREACHABLE, Automaton
 from diffray.components.grammar.bad_words import avoiding, restricted
 from diffray.components.grammar.template import Template
@@ -159,17 +160,21 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
     template = _template(request, limits)
     pinned = 0 if template is None else slots_stop(template.cells)
     policy = Policy.resolve(params.diffusion, spec, pinned, suffix=bool(request.suffix))
+    automaton = _automaton(request, limits, end_ids)
+    if policy.iteration.drafts and reads_back(Asked(policy, params, automaton=bool(automaton))):
+        policy = replace(policy, block_length=1)  # logits hang on the drafts before them
     context = limits.positions(guided=params.diffusion.cfg_scale > 0)
     parts = request.prompt, request.suffix, params.max_tokens, policy, spec, context
+    kind = DraftedCanvas if policy.iteration.drafts else Canvas
     return Sequence(
         uid=request.uid,
         params=params,
-        canvas=Canvas(*parts) if template is None else PinnedCanvas(*parts, template),
+        canvas=PinnedCanvas(*parts, template) if template is not None else kind(*parts),
         end_ids=end_ids,
         watch=request.watch,
         cache_salt=request.cache_salt,
         lora=request.lora,
-        automaton=_automaton(request, limits, end_ids),
+        automaton=automaton,
         images=images_of(request.prompt, request.images, spec.sight),
     )
 

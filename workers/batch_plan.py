@@ -120,9 +120,9 @@ class BatchPlan:
         for s in self.sequences:
             block = s.block
             start, stop = s.policy.cache.window(s, block.step + step)
-            if s.policy.encodes and start < block.start < stop:
-                encoded += spans_of(s, start, block.start)
-                start = block.start  # layers store all K/V before they read any
+            if s.policy.encodes and start < block.read_start < stop and not block.verifies:
+                encoded += spans_of(s, start, block.read_start)
+                start = block.read_start  # layers store all K/V before they read any
             # Without the block, nothing of it is seen either.
             windows.append(Span(s, start, stop, block.kv_stop if stop > block.start else stop))
         copied: list[Span] = []

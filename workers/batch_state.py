@@ -40,6 +40,7 @@ class Places(NamedTuple):
     length_B: Tensor
     seed_B: Tensor
     before_B: Tensor  # steps of the blocks before
+    drawn_once_B: Tensor  # whether each position is drawn once, whatever the step
     index_B: Tensor  # the block's number among those added to the canvas together ...
     count_B: Tensor  # ... and how many these are
 
@@ -85,6 +86,7 @@ class BatchState:
                 row.slot * self.slots.length,
                 s.seed,
                 s.steps_before,
+                s.policy.iteration.next_token,
                 row.step,
                 *s.canvas.place_of(s.block.index),
                 s.block.post_steps,
@@ -93,15 +95,16 @@ class BatchState:
             for s in (row.sequence,)
         ]
         # In one copy to the device; each row is contiguous.
-        start_B, stop_B, base_B, seed_B, before_B, steps_B, index_B, count_B, post_steps_B = send(
-            torch.tensor(numbers).T.contiguous(), self.device
-        )
+        facts_B = send(torch.tensor(numbers).T.contiguous(), self.device)
+        start_B, stop_B, base_B, seed_B, before_B, once_B, steps_B, *others = facts_B
+        index_B, count_B, post_steps_B = others
         positions_BL = start_B.unsqueeze(1) + torch.arange(self.length, device=self.device)
         inside_BL = positions_BL < stop_B.unsqueeze(1)
         cells_BL = (base_B.unsqueeze(1) + positions_BL).where(inside_BL, self.slots.trash)
         length_B = stop_B - start_B
-        facts = positions_BL, inside_BL, cells_BL, length_B, seed_B, before_B, index_B, count_B
-        return Places(*facts), steps_B, post_steps_B
+        blocks = positions_BL, inside_BL, cells_BL, length_B
+        places = Places(*blocks, seed_B, before_B, once_B.bool(), index_B, count_B)
+        return places, steps_B, post_steps_B
 
     def now(self, step: int, first_only: Items[bool]) -> Block:
         """Return what decoders see at the `step`-th step of a round.
@@ -120,13 +123,15 @@ class BatchState:
             later_L = torch.arange(self.length, device=self.device) > 0
             first_only_B = send(torch.tensor(first_only), self.device)
             masked_BL = masked_BL & ~(first_only_B.unsqueeze(1) & later_L)
+        step_B = self.places.before_B + self.steps_B
         block = Block(
             ids_BL=self.ids_BL,
             masked_BL=masked_BL,
             editable_BL=self._none_BL,
             positions_BL=self.places.positions_BL,
             seed_B=self.places.seed_B,
-            step_B=self.places.before_B + self.steps_B,
+            step_B=step_B,
+            draw_step_B=step_B.masked_fill(self.places.drawn_once_B, 0),
             step_in_block_B=self.steps_B,
             length_B=self.places.length_B,
             index_B=self.places.index_B,

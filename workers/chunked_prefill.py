@@ -19,8 +19,8 @@ class Chunk(NamedTuple):
         """Return the next chunk to store: whole blocks, of at most `most` positions or just one."""
         block = sequence.policy.causal_length
         start = sequence.kv.clean_end
-        stop = start + max(most // block, 1) * block
-        return Chunk(sequence, start, sequence.images.not_inside(min(stop, sequence.block.start)))
+        stop = min(start + max(most // block, 1) * block, sequence.block.final_stop)
+        return Chunk(sequence, start, sequence.images.not_inside(stop))
 
 
 class ChunkedPrefill:
@@ -47,7 +47,7 @@ class ChunkedPrefill:
             return 0
         if self._has_chunks(sequence):
             return Chunk.next(sequence, self.chunk).stop
-        return sequence.block.start
+        return sequence.block.final_stop
 
     def chunks(self, sequences: list[Sequence]) -> list[Chunk]:
         """Return the next chunk of each sequence, unless another sequence stores it."""
@@ -59,5 +59,5 @@ class ChunkedPrefill:
         return found
 
     def _has_chunks(self, sequence: Sequence) -> bool:
-        policy, missing = sequence.policy, sequence.block.start - sequence.kv.clean_end
+        policy, missing = sequence.policy, sequence.block.final_stop - sequence.kv.clean_end
         return policy.cache.keeps_prefix and missing > max(self.chunk, policy.causal_length)

@@ -310,9 +310,11 @@ class Engine:
         self.copies.note(sequence, outcome)
         block.step = outcome.step
         block.post_steps = outcome.post_steps
-        if sequence.kv.clean_end < block.start:  # the block's first step stored the missing K/V
-            self.kv.prefixes.keep(sequence, block.start)
+        if sequence.kv.clean_end < block.final_stop:  # the first step stored the missing K/V
+            self.kv.prefixes.keep(sequence, block.final_stop)
         assert block.step <= sequence.most_steps, "a block took more steps than it may"
+        if block.drafted:
+            outcome = self._verified(sequence, outcome)
         block.masked = outcome.masked
         if sequence.may_shrink:
             outcome = self._shrink(sequence, outcome)
@@ -324,12 +326,25 @@ class Engine:
             self._drop_plan()
             length = sequence.canvas.length
             sequence.finish_block(outcome.ids)
+            if block.drafted:
+                self.kv.prefixes.keep(sequence, sequence.block.final_stop)
             if sequence.canvas.length > length:
                 self.slots.write(sequence)
             self._grow(sequence)
         elif sequence.block.index > block.index:  # it skipped a block
             self._grow(sequence)
         return update
+
+    def _verified(self, sequence: Sequence, outcome: Outcome) -> Outcome:
+        """Return the outcome without drafts: nothing is final, or the block ends before its masks.
+
+        The next step is of another kind, so it needs another plan.
+        """
+        self._drop_plan()
+        if not sequence.block.verifies:
+            return outcome._replace(decided=0)
+        sequence.cut(outcome.decided)
+        return outcome.until(outcome.decided)
 
     def _shrink(self, sequence: Sequence, outcome: Outcome) -> Outcome:
         """Remove unused positions from a canvas, and return the block's outcome then."""

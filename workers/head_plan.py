@@ -113,7 +113,7 @@ def plan_head(plan: "BatchPlan") -> HeadPlan:
     # Position 0 has no position before it, so it reads its own logits even if they are shifted.
     alone = [plan.first_only[at] for at in plan.running]
     pairs = zip(sequences, alone, strict=True)
-    first_B = torch.tensor([s.block.start - s.policy.shift(alone=first) for s, first in pairs])
+    first_B = torch.tensor([s.block.start - s.shift(alone=first) for s, first in pairs])
     tokens_R = before_B[number_R] + (first_B[number_R] + offset_R).clamp(min=0)
     cells_R = torch.tensor(plan.running)[number_R] * plan.length + offset_R
     return HeadPlan(plan, blocks, tokens_R, cells_R)
@@ -125,6 +125,8 @@ def _wanted(sequence: Sequence, window: Span, *, only_first: bool) -> Tensor:
     if only_first:
         return positions == sequence.block.start
     wanted = sequence.block.masked
+    if sequence.block.drafted:
+        return positions >= sequence.block.start if sequence.block.verifies else wanted[:-1]
     if sequence.policy.decoder.edits:
         wanted = positions >= sequence.canvas.prompt_len
     if sequence.policy.cache.follows_masks:

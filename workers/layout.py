@@ -15,6 +15,9 @@ from diffray.components.sequence import Sequence
 from diffray.workers.graphs import Graphs, Recorded
 from diffray.workers.slots import Slots
 
+# Of each window: where its sequence's block starts, and whether its next step verifies drafts.
+Blocks = list[tuple[int, bool]]
+
 
 class Span(NamedTuple):
     """A window of a sequence, or of a copy of it."""
@@ -38,7 +41,7 @@ class Layout:
     windows: list[Span]  # in the order given
     batch: Batch
     offsets: tuple[int, ...]  # the packed token at which each window starts
-    blocks: list[int]  # where the sequences' blocks start; positions before them are final
+    blocks: Blocks
     recorded: Recorded | None = None  # to replay instead of running the batch
 
     @staticmethod
@@ -47,7 +50,7 @@ class Layout:
 
         If a recording fits the windows, they are written into its tensors.
         """
-        blocks = [span.sequence.block.start for span in windows]
+        blocks = [(block.start, block.verifies) for block in (w.sequence.block for w in windows)]
         last = slots.layout
         if last is None or last.windows != windows or last.blocks != blocks:
             recorded = None
@@ -62,7 +65,7 @@ class Layout:
         return last
 
     @staticmethod
-    def _fill(windows: list[Span], blocks: list[int], slots: Slots, recorded: Recorded) -> "Layout":
+    def _fill(windows: list[Span], blocks: Blocks, slots: Slots, recorded: Recorded) -> "Layout":
         recorded.fill([_window(span, slots) for span in windows])
         length = recorded.bucket.length
         return Layout(
@@ -74,7 +77,7 @@ class Layout:
         )
 
     @staticmethod
-    def _pack(windows: list[Span], blocks: list[int], slots: Slots, page_size: int) -> "Layout":
+    def _pack(windows: list[Span], blocks: Blocks, slots: Slots, page_size: int) -> "Layout":
         parts = [(_window(span, slots), number) for number, span in enumerate(windows)]
         parts.sort(key=lambda part: part[0].shape)
         offsets, at = [0] * len(windows), 0
@@ -95,7 +98,7 @@ def _adapted(windows: list[Span], offsets: list[int], device: torch.device) -> t
     """Return the packed tokens of each adapter's windows."""
     tokens: dict[LoRA, list[Tensor]] = {}
     for span, at in zip(windows, offsets, strict=True):
-        if (lora := span.sequence.lora) is not None:
+        if (lora := span.sequence.adapter_at(span.start)) is not None:
             own = torch.arange(at, at + span.stop - span.start)
             tokens.setdefault(lora, []).append(own)
     return tuple(Adapted(lora, send(torch.cat(own), device)) for lora, own in tokens.items())
@@ -109,6 +112,8 @@ def _window(span: Span, slots: Slots) -> Window:
     assert pages_P is not None
     causal = sequence.causal_at(span.start)
     # Positions before the block are final, on pages that may be shared, so they are read as stored.
-    first_open = sequence.block.start if sequence.policy.cache.keeps_prefix else 0
+    block = sequence.block
+    first_open = block.stop if block.verifies else block.start
+    first_open = first_open if sequence.policy.cache.keeps_prefix else 0
     cell = slot * slots.length
     return Window(span.start, span.stop, span.kv_stop, causal, pages_P, cell, first_open)

@@ -28,6 +28,16 @@ class Outcome(NamedTuple):
     foreseen: bool  # whether the last step's canvas is that of the first draft
     top: list[Ranking]  # the most probable ids at each position, if requested
 
+    def until(self, length: int) -> "Outcome":
+        """Return the outcome of a block that ends after `length` positions, all of them final."""
+        return self._replace(
+            ids=self.ids[:length],
+            masked=self.masked[:length],
+            steps=self.steps[:length],
+            logprobs=self.logprobs[:length],
+            top=self.top[:length],
+        )
+
     @staticmethod
     def before_steps(sequence: Sequence, mask_token_id: int) -> "Outcome":
         """Return the outcome of a block in which nothing has been decided yet."""

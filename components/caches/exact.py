@@ -29,7 +29,7 @@ def block_window(sequence: "Sequence", step: int) -> tuple[int, int]:
     """Return the block; its first step also runs earlier positions not yet stored as final."""
     block, clean_end = sequence.block, sequence.kv.clean_end
     if step > 0:
-        return block.read_start, block.stop
+        return block.read_start, block.kv_stop
     if block.first_alone:  # the position before the block decides the first one
         return min(clean_end, block.start - sequence.policy.first_shift), block.start
-    return min(clean_end, block.read_start), block.stop
+    return min(clean_end, block.read_start), block.kv_stop

@@ -36,7 +36,7 @@ def build_nemotron(
         block_length=fields.count("block_size", 32),
         encodes=True,
         next_token=True,
-        iterations=("block_diffusion", "first_token", "autoregressive"),
+        iterations=("block_diffusion", "first_token", "autoregressive", "self_speculation"),
         iteration={"kind": "first_token"},  # as in the authors' `generate`
     )
     return dense(fields, NAMES, denoising, mesh, dtype, kernels)

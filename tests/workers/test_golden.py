@@ -14,6 +14,7 @@ from benchmarks.golden import (
     MASK,
     MASKED,
     Case,
+    adapters_of,
     cases_of,
     described,
     differences,
@@ -30,7 +31,10 @@ from tests.helpers.paths import GOLDEN
 @cache
 def model(family: str, dtype: str) -> DiffusionLLM:
     ids: dict[str, Any] = {"mask_token_id": mask(family), "eos_token_id": EOS}
-    return DiffusionLLM(str(GOLDEN / family), dtype=dtype, max_num_seqs=64, **ids)
+    adapters = adapters_of(GOLDEN / family)
+    return DiffusionLLM(
+        str(GOLDEN / family), dtype=dtype, max_num_seqs=64, lora_modules=adapters, **ids
+    )
 
 
 def mask(family: str) -> int | None:

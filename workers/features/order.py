@@ -19,6 +19,7 @@ from diffray.workers.features.logit_transforms import LogitTransforms
 from diffray.workers.features.pinned_slots import PinnedSlots
 from diffray.workers.features.rankings import Rankings
 from diffray.workers.features.renoising import Renoising
+from diffray.workers.features.self_speculation import Drafting
 from diffray.workers.features.slot_lengths import SlotLengths
 from diffray.workers.features.soft import Soft
 from diffray.workers.features.structured import StructuredAnswers
@@ -32,6 +33,7 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     Branches,
     SlotLengths,
     Renoising,
+    Drafting,
     Drafts,
     Guidance,
     LogitTransforms,

@@ -1,0 +1,39 @@
+"""A canvas whose blocks are drafts: a block starts where the tokens that were verified end."""
+
+from dataclasses import dataclass
+
+import torch
+
+from diffray.components.canvas import Canvas, OpenBlock
+
+
+@dataclass(eq=False)
+class DraftedCanvas(Canvas):
+    """Blocks of up to `block_length` tokens, of which the last follows the drafts.
+
+    A block is run from the position before it, whose token is final but whose K/V are not.
+    """
+
+    def set_end(self, index: int) -> None:
+        """Set where it ends: the last block may draft more than was asked for."""
+        self.limit = self.prompt_len + self.max_tokens
+        self.num_blocks = self.added_blocks = self.max_tokens  # one of them takes a token or more
+        self.blocks_stop = self.limit + self.policy.block_length - 1
+        self.blocks_stop = max(min(self.blocks_stop, self.context), self.limit)
+
+    def block_at(self, index: int) -> OpenBlock:
+        start = self.prompt_len + len(self.final)
+        # Drafts follow a token of the answer, so the first one is written alone.
+        length = self.policy.block_length if self.final else 1
+        stop = max(min(start + length, self.blocks_stop), start)
+        return OpenBlock(
+            index=index,
+            start=start,
+            stop=stop,
+            kv_stop=stop - 1,
+            read_start=start - 1,
+            first_alone=False,
+            num_prompt=0,
+            masked=torch.ones(stop - start, dtype=torch.bool),
+            drafted=True,
+        )

@@ -1,0 +1,132 @@
+"""Self-speculation writes what the autoregressive mode writes, whatever a request asks for."""
+
+import random
+from functools import cache, partial
+from typing import Any
+
+import pytest
+
+from benchmarks.golden import EOS, MASK
+from diffray.components.mesh import Mesh
+from diffray.components.params import SamplingParams
+from diffray.workers.engine import Engine
+from diffray.workers.engine_options import EngineOptions
+from diffray.workers.messages import Request
+from diffray.workers.setup import build_rank
+from tests.helpers import rank_cases
+from tests.helpers.paths import GOLDEN
+from tests.helpers.ranks import on_ranks
+from tests.helpers.resuming import Story, cut_and_resume, updates_of
+
+pytestmark = pytest.mark.slow
+
+MODEL = str(GOLDEN / "nemotron_labs_diffusion")
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+    {"top_logprobs": 3, "min_tokens": 4, "ignore_eos": False},
+    {"stop_token_ids": list(range(0, 512, 9)), "temperature": 1.2},
+    {"logit_bias": {7: 2.0, 90: -3.0}, "bad_token_ids": [40, 41], "temperature": 0.5},
+    {"allowed_token_ids": list(range(30, 200))},
+    {"repetition_penalty": 1.3, "temperature": 0.9},
+    {"presence_penalty": 1.0, "no_repeat_ngram_size": 2},
+    {"bad_token_sequences": [[65, 66], [250, 251, 252]]},
+]
+POLICIES: list[dict[str, Any]] = [
+    {},
+    {"decoder": {"kind": "threshold", "threshold": 0.7}, "block_length": 16},
+    {"decoder": "sequential", "block_length": 5},
+    {"block_length": 1},
+    {"cache": "none", "block_length": 8},
+]
+
+
+@cache
+def engine(**options: Any) -> Engine:
+    setup = EngineOptions(
+        dtype="float64", device="cpu", max_num_seqs=8, page_size=8, max_model_len=256,
+        mask_token_id=MASK, eos_token_id=EOS, **options,
+    )  # fmt: skip
+    return build_rank(MODEL, setup, Mesh())
+
+
+def requests(count: int, *, drafted: bool, seed: int = 0) -> list[Request]:
+    """Return random requests; prompts begin as others do."""
+    rng, found = random.Random(seed), []
+    texts = [tuple(rng.randrange(500) for _ in range(40)) for _ in range(4)]
+    for uid in range(count):
+        own = tuple(rng.randrange(500) for _ in range(rng.randrange(1, 30)))
+        prompt = rng.choice(texts)[: rng.choice((0, 16, 24, 39))] + own
+        asked = {"ignore_eos": True, "max_tokens": rng.randrange(4, 24)} | rng.choice(ASKED)
+        policy = {"iteration": "self_speculation"} | rng.choice(POLICIES)
+        diffusion = policy if drafted else {"iteration": "autoregressive"}
+        params = SamplingParams(seed=uid, logprobs=True, diffusion=diffusion, **asked)
+        found.append(Request(uid, prompt, params))
+    return found
+
+
+def written(updates: Any, uid: int) -> tuple[dict[str, object], list[float]]:
+    """Return what a request wrote; only its steps and forwards tell how."""
+    story = Story.of(updates, uid)
+    facts = {
+        name: fact for name, fact in story.facts.items() if name in ("finish", "stop_id", "ids")
+    }
+    return facts, story.numbers
+
+
+def check(seed: int, count: int, steps: int) -> None:
+    """Compare requests in batches; some drafts are right, so blocks have more than one token."""
+    asked = requests(count, drafted=True, seed=seed)
+    plain = updates_of(engine(), requests(count, drafted=False, seed=seed), steps)
+    found = updates_of(engine(), asked, steps)
+    tokens = forwards = 0
+    for uid in range(count):
+        facts, numbers = written(found, uid)
+        expected, probabilities = written(plain, uid)
+        assert facts == expected, asked[uid]
+        assert numbers == pytest.approx(probabilities, abs=1e-6)
+        tokens += len(probabilities)
+        forwards += sum(u.forwards for u in found if u.uid == uid and u.finish_reason)
+    assert forwards < 1.8 * tokens
+
+
+def test_tokens_are_those_of_the_autoregressive_mode() -> None:
+    """Greedy or drawn: a position's noise is the same in both."""
+    check(0, 60, 3)
+
+
+@pytest.mark.long
+def test_a_thousand_answers_are_those_of_the_autoregressive_mode() -> None:
+    for seed in range(10):
+        check(seed, 100, seed + 1)
+
+
+def test_interrupted_equals_uninterrupted() -> None:
+    asked = requests(12, drafted=True)
+    whole = updates_of(engine(), asked, 1)
+
+    def another() -> Engine:
+        engine().cancel_all()
+        return engine()
+
+    parts = cut_and_resume(another, asked, 1, [9, 14])
+    for each in asked:
+        assert written(parts, each.uid) == written(whole, each.uid)
+
+
+def run_on_rank(mesh: Mesh) -> dict[int, list[int]]:
+    setup = EngineOptions(
+        dtype="float64", device="cpu", max_num_seqs=8, page_size=8, max_model_len=256,
+        mask_token_id=MASK, eos_token_id=EOS,
+    )  # fmt: skip
+    found: dict[int, list[int]] = {}
+    made = build_rank(MODEL, setup, mesh)
+    for update in rank_cases.updates_of(mesh, made, requests(8, drafted=True)):
+        found.setdefault(update.uid, []).extend(update.ids)
+    return found
+
+
+@pytest.mark.long
+def test_two_ranks_equal_one() -> None:
+    assert on_ranks(2, partial(run_on_rank)) == [run_on_rank(Mesh())] * 2

@@ -198,7 +198,7 @@ def test_a_schedule_takes_the_surest_of_what_is_planned(order: str, best: int) -
 
 
 def sequence_of(length: int, iteration: Iteration, blocks: int = 1) -> Sequence:
-    policy = Policy(length, length, iteration, Schedule(), NoCache(), 0.0)
+    policy = Policy(length, 0, iteration, Schedule(), NoCache(), 0.0)
     params = SamplingParams(max_tokens=length * blocks)
     canvas = Canvas((1, 2), (), params.max_tokens, policy, toy_spec(), 2**62)
     return Sequence(0, params, canvas, frozenset())

@@ -119,13 +119,11 @@ def kv_pool(model: Model, dtype: torch.dtype, length: int) -> KVPool:
 @torch.inference_mode()
 def full_forward(model: Model, ids: list[int], block: int = 0, *encoded: int) -> Tensor:
     """Return the logits of all positions; those before each of `encoded` are causal windows."""
-    length = len(ids)
-    dtype = model.embed(torch.tensor(ids[:1])).dtype
-    kv = kv_pool(model, dtype, length)
+    length, x = len(ids), model.embed(torch.tensor(ids))
+    kv = kv_pool(model, x.dtype, length)
     pages = torch.tensor(kv.allocate(kv.pages_for(length)))
     spans = [*pairwise((0, *encoded, length))]
     causal = [*[1] * len(encoded), block]
     windows = [Window(*span, span[1], b, pages) for span, b in zip(spans, causal, strict=True)]
     batch = Batch.pack(sorted(windows, key=lambda w: w.shape), CPU, kv.page_size)
-    x = model.embed(torch.tensor(ids)[batch.positions_T])
-    return model.head(model.forward(x, batch, kv))[batch.positions_T.argsort()]
+    return model.head(model.forward(x[batch.positions_T], batch, kv))[batch.positions_T.argsort()]

@@ -31,6 +31,7 @@ from diffray.workers.bring_up.start import bring_up
 from diffray.workers.changes import Changes
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
+from diffray.workers.full_batch import try_full_batch
 from diffray.workers.graphs import Graphs, buckets_for, memory_for
 from diffray.workers.prefix_memory import host_pages_for
 from diffray.workers.sleeper import Sleeper
@@ -104,6 +105,8 @@ def build_rank(
         received=setup.received_weights,
     )
     engine.adapters = adapters
+    if device.type == "cuda":
+        try_full_batch(engine)
     return engine
 
 

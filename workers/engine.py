@@ -314,7 +314,8 @@ class Engine:
             self.kv.prefixes.keep(sequence, block.final_stop)
         assert block.step <= sequence.most_steps, "a block took more steps than it may"
         if block.drafted:
-            outcome = self._verified(sequence, outcome)
+            self._drop_plan()  # the next step is of another kind
+            outcome = outcome.verified(sequence)
         block.masked = outcome.masked
         if sequence.may_shrink:
             outcome = self._shrink(sequence, outcome)
@@ -334,17 +335,6 @@ class Engine:
         elif sequence.block.index > block.index:  # it skipped a block
             self._grow(sequence)
         return update
-
-    def _verified(self, sequence: Sequence, outcome: Outcome) -> Outcome:
-        """Return the outcome without drafts: nothing is final, or the block ends before its masks.
-
-        The next step is of another kind, so it needs another plan.
-        """
-        self._drop_plan()
-        if not sequence.block.verifies:
-            return outcome._replace(decided=0)
-        sequence.cut(outcome.decided)
-        return outcome.until(outcome.decided)
 
     def _shrink(self, sequence: Sequence, outcome: Outcome) -> Outcome:
         """Remove unused positions from a canvas, and return the block's outcome then."""

@@ -28,14 +28,21 @@ class Outcome(NamedTuple):
     foreseen: bool  # whether the last step's canvas is that of the first draft
     top: list[Ranking]  # the most probable ids at each position, if requested
 
-    def until(self, length: int) -> "Outcome":
-        """Return the outcome of a block that ends after `length` positions, all of them final."""
+    def verified(self, sequence: Sequence) -> "Outcome":
+        """Return what is final of a block of drafts: nothing, or what ends before the first mask.
+
+        The block ends there too.
+        """
+        if not sequence.block.verifies:
+            return self._replace(decided=0)
+        size = self.decided
+        sequence.cut(size)
         return self._replace(
-            ids=self.ids[:length],
-            masked=self.masked[:length],
-            steps=self.steps[:length],
-            logprobs=self.logprobs[:length],
-            top=self.top[:length],
+            ids=self.ids[:size],
+            masked=self.masked[:size],
+            steps=self.steps[:size],
+            logprobs=self.logprobs[:size],
+            top=self.top[:size],
         )
 
     @staticmethod

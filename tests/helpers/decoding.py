@@ -19,6 +19,7 @@ def block_of(masked_BL: Tensor, share: int = 2, **given: Tensor) -> Block:
         "positions_BL": torch.arange(length).expand(rows, length),
         "seed_B": zero_B,
         "step_B": zero_B,
+        "draw_step_B": zero_B,
         "step_in_block_B": zero_B,
         "length_B": zero_B + length,
         "index_B": zero_B,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.golden import EOS, MASK
+from benchmarks.golden import EOS, MASK, cases_of
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
 from diffray.workers.engine import Engine
@@ -54,10 +54,9 @@ def engine(**options: Any) -> Engine:
 def requests(count: int, *, drafted: bool, seed: int = 0) -> list[Request]:
     """Return random requests; prompts begin as others do."""
     rng, found = random.Random(seed), []
-    texts = [tuple(rng.randrange(500) for _ in range(40)) for _ in range(4)]
+    texts = [(*case["prompt"], *case["tokens"]) for case in cases_of("nemotron_labs_diffusion")]
     for uid in range(count):
-        own = tuple(rng.randrange(500) for _ in range(rng.randrange(1, 30)))
-        prompt = rng.choice(texts)[: rng.choice((0, 16, 24, 39))] + own
+        prompt = rng.choice(texts)[: rng.choice((1, 7, 16, 24, 31))]
         asked = {"ignore_eos": True, "max_tokens": rng.randrange(4, 24)} | rng.choice(ASKED)
         policy = {"iteration": "self_speculation"} | rng.choice(POLICIES)
         diffusion = policy if drafted else {"iteration": "autoregressive"}
@@ -80,20 +79,20 @@ def check(seed: int, count: int, steps: int) -> None:
     asked = requests(count, drafted=True, seed=seed)
     plain = updates_of(engine(), requests(count, drafted=False, seed=seed), steps)
     found = updates_of(engine(), asked, steps)
-    tokens = forwards = 0
+    tokens = blocks = 0
     for uid in range(count):
         facts, numbers = written(found, uid)
         expected, probabilities = written(plain, uid)
         assert facts == expected, asked[uid]
         assert numbers == pytest.approx(probabilities, abs=1e-6)
         tokens += len(probabilities)
-        forwards += sum(u.forwards for u in found if u.uid == uid and u.finish_reason)
-    assert forwards < 1.8 * tokens
+        blocks += max(u.progress.blocks for u in found if u.uid == uid)
+    assert blocks < 0.8 * tokens
 
 
 def test_tokens_are_those_of_the_autoregressive_mode() -> None:
     """Greedy or drawn: a position's noise is the same in both."""
-    check(0, 60, 3)
+    check(0, 40, 3)
 
 
 @pytest.mark.long
@@ -130,3 +129,22 @@ def run_on_rank(mesh: Mesh) -> dict[int, list[int]]:
 @pytest.mark.long
 def test_two_ranks_equal_one() -> None:
     assert on_ranks(2, partial(run_on_rank)) == [run_on_rank(Mesh())] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"iteration": "autoregressive", "block_length": 4}, "block_length does not go with"),
+        ({"iteration": "autoregressive", "decoder": "threshold"}, "decoder does not go with"),
+        ({"iteration": "autoregressive", "cfg_scale": 1}, "cfg_scale does not go with"),
+        ({"iteration": "self_speculation", "decoder": "fixed"}, "use 'threshold' or 'sequential'"),
+        ({"iteration": "self_speculation", "decoder": "lopa"}, "use 'threshold' or 'sequential'"),
+        ({"iteration": "self_speculation", "speculation": {"kind": "verify"}}, "leave it out"),
+        ({"iteration": "self_speculation", "zero_confidence_token_ids": [3]}, "leave it out"),
+        ({"iteration": "soft"}, "use 'block_diffusion'"),
+    ],
+)
+def test_what_such_a_policy_cannot_use_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        engine().check(Request(0, (1, 2), SamplingParams(diffusion=given)))
+    assert words in str(caught.value)

@@ -199,11 +199,11 @@ class Denoiser(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.embedding.weight_VH.device
+        return next(self.embedding.weight.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embedding.weight_VH.dtype
+        return self.embedding.weight.dtype
 
     def embed(self, ids_T: Tensor) -> Tensor:
         return self.embedding.embed(ids_T)

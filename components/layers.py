@@ -15,7 +15,8 @@ from diffray.components.mesh import Mesh
 from diffray.components.weight import Weight, empty
 from diffray.kernels.choose import Kernels
 from diffray.kernels.experts import Activation
-from diffray.kernels.quantize import Quantized
+from diffray.kernels.quantize import Quantized, dequantize
+from diffray.kernels.quantized import sum_rows
 from diffray.kernels.rope import rope_tables
 from diffray.kernels.rope_scaling import Rope
 
@@ -248,11 +249,16 @@ class VocabTable(nn.Module):
     def embed(self, ids_T: Tensor) -> Tensor:
         """Return the rows of the ids."""
         if self.mesh.size == 1:
-            return embedding(ids_T, self.weight_VH)
+            return self._rows(ids_T)
         local_T = ids_T - self.rows.start
-        absent_T = (local_T < 0) | (local_T >= self.weight_VH.shape[0])
-        x_TH = embedding(local_T.masked_fill(absent_T, 0), self.weight_VH)
+        absent_T = (local_T < 0) | (local_T >= len(self.weight.stored))
+        x_TH = self._rows(local_T.masked_fill(absent_T, 0))
         return self.mesh.all_reduce(x_TH.masked_fill_(absent_T.unsqueeze(-1), 0))
+
+    def _rows(self, ids_T: Tensor) -> Tensor:
+        if self.weight.format is None:
+            return embedding(ids_T, self.weight_VH)
+        return dequantize(self.weight.kept[ids_T], self.weight.dtype)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """Return this rank's slice of the logits."""
@@ -264,7 +270,10 @@ class VocabTable(nn.Module):
 
     def mix(self, weights_RV: Tensor) -> Tensor:
         """Return the weighted sum of all ranks' rows; `weights_RV` are this rank's weights."""
-        return self.mesh.all_reduce(weights_RV.to(self.weight_VH.dtype) @ self.weight_VH)
+        weights_RV = weights_RV.to(self.weight.dtype)
+        if self.weight.format is None:
+            return self.mesh.all_reduce(weights_RV @ self.weight_VH)
+        return self.mesh.all_reduce(sum_rows(weights_RV, self.weight.kept))
 
     def part(self) -> Part:
         pieces = (Piece(self.weight.stored, (slice(self.rows.start, self.rows.stop),)),)

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 from diffray.components.spelling import did_you_mean
 from diffray.kernels.formats import FORMATS, Format
 
-# The parts of a model that can be quantized; routers, norms, biases and embeddings never are.
+# The parts of a model that can be quantized; routers, norms and biases never are, and embeddings
+# only in checkpoints.
 PARTS: Final = ("experts", "attention", "mlp", "head")
 USUAL: Final = PARTS[:3]  # what a single format covers: a head's errors affect every confidence
 PATTERN: Final = "re:"
@@ -42,10 +43,10 @@ class Scheme(NamedTuple):
 
     def rule_for(self, part: str, module: str) -> Rule | None:
         """Return the rule for a matrix of a part, under its module's name in the checkpoint."""
+        if self.stored is not None and part in (*PARTS, "embedding"):
+            return Rule(module, self.stored[module]) if module in self.stored else None
         if part not in PARTS:
             return None
-        if self.stored is not None:
-            return Rule(module, self.stored[module]) if module in self.stored else None
         return next((rule for rule in self.rules if rule.is_about(part, module)), None)
 
     @property

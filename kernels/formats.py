@@ -14,11 +14,16 @@ class Format(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.kind}_g{self.group}" if self.group else self.kind
+        return f"{self.kind}_g{self.group}" if self.group and not self.in_blocks else self.kind
 
     @property
     def bits(self) -> int:
-        return 4 if self.kind in ("int4", "uint4") else 8
+        return 4 if self.kind in ("int4", "uint4", "q4_0", "q4_1") else 8
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it is one of GGUF's, whose scales are float16."""
+        return self.kind in ("q8_0", "q4_0", "q4_1")
 
     @property
     def has_zero(self) -> bool:
@@ -26,11 +31,17 @@ class Format(NamedTuple):
         return self.kind in ("uint8", "uint4")
 
     @property
+    def has_minimum(self) -> bool:
+        """Whether each scale has a minimum instead, in float16, which is added after scaling."""
+        return self.kind == "q4_1"
+
+    @property
     def largest(self) -> float:
         """What a row's largest magnitude is scaled to, or the number of steps in its range."""
         if self.is_float8:
             return 448.0
-        return {"int4": 7.5, "uint4": 15.0, "uint8": 255.0}.get(self.kind, 127.0)
+        known = {"int4": 7.5, "q4_0": 7.5, "uint4": 15.0, "q4_1": 15.0, "uint8": 255.0}
+        return known.get(self.kind, 127.0)
 
     @property
     def is_float8(self) -> bool:
@@ -75,6 +86,9 @@ FORMATS: Final = {
     for form in (Format(kind, group) for group in GROUPS)
     if not form.group or not (form.is_float8 or form.rounds_inputs)
 }
+
+# GGUF's blocks of 32, by its names. They are kept as a file has them, and no option chooses them.
+BLOCKS: Final = {kind.upper(): Format(kind, 32) for kind in ("q8_0", "q4_0", "q4_1")}
 
 # Formats of keys and values. Each head of a token has its own scales; a range spans its numbers
 # only, so it need not include 0.

@@ -15,8 +15,10 @@ from torch import Tensor
 from diffray.kernels.formats import Format
 
 _TINY: Final = 1e-12  # smaller ranges count as this, so that no scale is 0
+_SMALLEST: Final = 2.0**-24  # scales that are stored in float16
 _STORED: Final = {
     "int8": torch.int8,
+    "q8_0": torch.int8,
     "w8a8": torch.int8,
     "fp8": torch.float8_e4m3fn,
     "w8a8_fp8": torch.float8_e4m3fn,
@@ -29,7 +31,8 @@ class Quantized:
     """A matrix, or one for each expert: `(values - zero) * scale`, with a scale per row or group.
 
     Weights of four bits are stored two to a byte, the even column in the low half. The bytes of
-    w8a8 may be packed (`pack_bytes`); then only its product can read them.
+    w8a8 may be packed (`pack_bytes`); then only its product can read them. q4_1 is
+    `values * scale + zero` instead.
     """
 
     format: Format
@@ -43,11 +46,14 @@ class Quantized:
         *rows, columns = shape
         width = columns // 2 if form.bits == 4 else columns
         scales = (*rows, form.scales_of(columns))
+        half = torch.float16 if form.in_blocks else torch.float32
+        zero = torch.float16 if form.has_minimum else torch.uint8
+        has_zero = form.has_zero or form.has_minimum
         return cls(
             form,
             torch.empty((*rows, width), dtype=_STORED.get(form.kind, torch.uint8), device=device),
-            torch.empty(scales, device=device),
-            torch.empty(scales, dtype=torch.uint8, device=device) if form.has_zero else None,
+            torch.empty(scales, dtype=half, device=device),
+            torch.empty(scales, dtype=zero, device=device) if has_zero else None,
         )
 
     @property
@@ -113,18 +119,26 @@ def quantize(w_EOI: Tensor, form: Format) -> Quantized:
     """
     wide = w_EOI.float().unflatten(-1, (form.scales_of(w_EOI.shape[-1]), -1))
     zero: Tensor | None = None
-    if form.has_zero:
+    if form.has_minimum:
+        zero = wide.amin(-1).half()
+        wide = wide - zero.float().unsqueeze(-1)
+        scale = wide.amax(-1).clamp(min=0) / form.largest
+    elif form.has_zero:
         low, high = wide.amin(-1).clamp(max=0), wide.amax(-1).clamp(min=0)
         scale = (high - low).clamp(min=_TINY) / form.largest
         zero = (-low / scale).round().clamp(0, form.largest)
     else:
         scale = wide.abs().amax(-1).clamp(min=_TINY) / form.largest
+    if form.in_blocks:
+        scale = scale.clamp(min=_SMALLEST).half()
     steps = (wide / scale.unsqueeze(-1)).flatten(-2)
     if form.is_float8:
         stored = steps.clamp(-form.largest, form.largest).to(torch.float8_e4m3fn)
         return Quantized(form, stored, scale, None)
     whole = steps.round()
-    if zero is not None:
+    if form.has_minimum:
+        stored = whole.clamp_(0, form.largest).to(torch.uint8)
+    elif zero is not None:
         whole = whole.unflatten(-1, (zero.shape[-1], -1)).add_(zero.unsqueeze(-1)).flatten(-2)
         stored = whole.clamp_(0, form.largest).to(torch.uint8)
         zero = zero.to(torch.uint8)
@@ -140,11 +154,15 @@ def dequantize(kept: Quantized, dtype: torch.dtype) -> Tensor:
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     form, scale = kept.format, kept.scale_EOG.to(wide)
     found = numbers(kept).to(wide).unflatten(-1, (scale.shape[-1], -1))
-    if kept.zero_EOG is not None:
-        found.sub_(kept.zero_EOG.unsqueeze(-1))
-    elif form.bits == 4:
+    zero = None if kept.zero_EOG is None else kept.zero_EOG.to(wide).unsqueeze(-1)
+    if zero is not None and form.has_zero:
+        found.sub_(zero)
+    elif zero is None and form.bits == 4:
         found.sub_(_MIDDLE)
-    widened: Tensor = found.mul_(scale.unsqueeze(-1)).flatten(-2)
+    found.mul_(scale.unsqueeze(-1))
+    if zero is not None and form.has_minimum:
+        found.add_(zero)
+    widened: Tensor = found.flatten(-2)
     return widened.to(dtype)
 
 

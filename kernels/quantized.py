@@ -55,6 +55,16 @@ def _blocks(kept: Quantized) -> list[Quantized]:
     return [kept[start : start + step] for start in range(0, rows, step)]
 
 
+def sum_rows(weights_RV: Tensor, kept: Quantized) -> Tensor:
+    """Return weights @ matrix, for each row of weights the weighted sum of the matrix's rows."""
+    out_RH = weights_RV.new_zeros(len(weights_RV), kept.shape[-1])
+    blocks = _blocks(kept)
+    shares = weights_RV.split([len(rows) for rows in blocks], dim=1)
+    for share, rows in zip(shares, blocks, strict=True):
+        out_RH.addmm_(share, dequantize(rows, weights_RV.dtype))
+    return out_RH
+
+
 def _integer_linear(x_TI: Tensor, kept: Quantized) -> Tensor:
     """Return the product of rounded rows; sums are exact, so rows do not affect each other."""
     rounded_TI, scale_T1 = quantize_rows(x_TI)

@@ -24,6 +24,8 @@ from diffray.components.checkpoints.folder import (
     read_config,
     resolve,
 )
+from diffray.components.checkpoints.gguf import LINK, read_gguf
+from diffray.components.checkpoints.gguf_weights import GGUFFile
 from diffray.components.checkpoints.quantized import QuantizedFile, read_layout
 from diffray.components.checkpoints.recommended import with_recommended
 from diffray.components.checkpoints.weights import (
@@ -86,6 +88,9 @@ def load_model(
 
 def open_checkpoint(path: Path, config: Config) -> tuple[list[WeightFile], Scheme | None]:
     """Open a folder's weights; for a quantized checkpoint, also return the formats it stores."""
+    if (path / LINK).is_file():
+        gguf = GGUFFile(read_gguf((path / LINK).resolve()))
+        return [gguf], gguf.scheme
     files = open_weights(path)
     read = read_layout(config, path)
     if read is None:
@@ -188,6 +193,8 @@ def _copy(piece: Piece, name: str, file: WeightFile, dims: int) -> None:
         check_finite(read, name, file)
         read = quantize(send(read, target.scale_EOG.device), target.format)
     check_finite(read.scale_EOG, name, file)
+    if read.format.has_minimum and read.zero_EOG is not None:
+        check_finite(read.zero_EOG, name, file)
     if len(index) == dims:
         read = read.between(index[-1].start, index[-1].stop)
     target.copy_(read)

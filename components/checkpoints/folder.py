@@ -21,16 +21,22 @@ class CheckpointError(ValueError):
 def resolve(path_or_hub_id: str | Path) -> Path:
     """Return the checkpoint's folder: a demo's, a local one, or one downloaded from the Hub.
 
-    A Hub id may end in @ and a commit.
+    A Hub id may end in @ and a commit. A GGUF file is shown as a folder.
     """
     demo = demo_path(str(path_or_hub_id))
     if demo is not None:
         return demo
     path = Path(path_or_hub_id).expanduser()
+    if (gguf := _gguf_in(path)) is not None:
+        from diffray.components.checkpoints.gguf import gguf_folder
+
+        return gguf_folder(gguf)
     if path.is_dir():
         return path
     if path.exists():
-        raise CheckpointError(f"{path} is a file; give the checkpoint's folder")
+        raise CheckpointError(f"{path} is a file; give the checkpoint's folder, or a GGUF file")
+    if path.suffix == ".gguf":
+        raise CheckpointError(f"there is no file {str(path)!r}; give a GGUF file's path")
     name, _, commit = str(path_or_hub_id).partition("@")
     if "/" not in name and (near := did_you_mean(name, DEMOS)):
         raise CheckpointError(f"there is no folder or demo model {name!r}{near}")
@@ -58,6 +64,14 @@ def pinned(path_or_hub_id: str | Path) -> str:
     if folder.parent.name != "snapshots" or Path(path_or_hub_id).expanduser().is_dir():
         return str(folder.resolve())
     return f"{str(path_or_hub_id).partition('@')[0]}@{folder.name}"
+
+
+def _gguf_in(path: Path) -> Path | None:
+    """Return the GGUF file at this path: the file itself, or all that a folder has of a model."""
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    found = [*path.glob("*.gguf")] if path.is_dir() else []
+    return found[0] if len(found) == 1 and not (path / "config.json").exists() else None
 
 
 def _why_not(name: str, error: Exception) -> str:

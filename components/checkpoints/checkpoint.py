@@ -24,7 +24,8 @@ from diffray.components.checkpoints.folder import (
     read_config,
     resolve,
 )
-from diffray.components.checkpoints.gguf import LINK, read_gguf
+from diffray.components.checkpoints.gguf import read_gguf
+from diffray.components.checkpoints.gguf_folder import LINK
 from diffray.components.checkpoints.gguf_weights import GGUFFile
 from diffray.components.checkpoints.quantized import QuantizedFile, read_layout
 from diffray.components.checkpoints.recommended import with_recommended

@@ -28,7 +28,7 @@ def resolve(path_or_hub_id: str | Path) -> Path:
         return demo
     path = Path(path_or_hub_id).expanduser()
     if (gguf := _gguf_in(path)) is not None:
-        from diffray.components.checkpoints.gguf import gguf_folder
+        from diffray.components.checkpoints.gguf_folder import gguf_folder
 
         return gguf_folder(gguf)
     if path.is_dir():

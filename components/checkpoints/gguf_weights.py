@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffray.components.checkpoints.folder import CheckpointError
-from diffray.components.checkpoints.gguf import ROPE, Gguf
+from diffray.components.checkpoints.gguf import ROPE_FACTORS, Gguf
 from diffray.components.checkpoints.weights import FLOATS, Stored
 from diffray.components.layers import Index
 from diffray.components.models import llada, qwen
@@ -112,7 +112,7 @@ def _renamed(gguf: Gguf) -> dict[str, str]:
         **dict(zip(("attn_q_norm.weight", "attn_k_norm.weight"), names.head_norms, strict=False)),
     }
     found = {}
-    for name in gguf.tensors.keys() - {ROPE}:
+    for name in gguf.tensors.keys() - {ROPE_FACTORS}:
         match = _LAYER.fullmatch(name)
         if match and match[2] in in_layer:
             found[f"{names.layer}.{match[1]}.{in_layer[match[2]]}"] = name

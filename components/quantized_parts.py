@@ -30,10 +30,11 @@ def chosen_formats(parts: Parts, scheme: Scheme) -> list[tuple[Weight, Format]]:
             )
         if rule_form is not None:
             here = part.weight.stored.shape[-1]
+            what = "number of ranks" if scheme.stored else "format"
             if obstacle := rule_form.obstacle(part.shape[-1], here):
                 raise ValueError(
                     f"quantization is {scheme.given}: {module_of(name)} cannot be kept in "
-                    f"{rule_form.name}, because {obstacle}; choose another format for it"
+                    f"{rule_form.name}, because {obstacle}; choose another {what} for it"
                 )
     _refuse_unused(parts, scheme, used)
     chosen = [(weight, form) for weight, form, _ in found.values() if form is not None]

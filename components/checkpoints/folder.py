@@ -59,7 +59,9 @@ def resolve(path_or_hub_id: str | Path) -> Path:
 
 
 def pinned(path_or_hub_id: str | Path) -> str:
-    """Return a source that keeps leading to the same checkpoint: a folder, or a Hub id @ commit."""
+    """Return a source that keeps leading to the same checkpoint: a path, or a Hub id @ commit."""
+    if (gguf := _gguf_in(Path(path_or_hub_id).expanduser())) is not None:
+        return str(gguf.resolve())
     folder = resolve(path_or_hub_id)
     if folder.parent.name != "snapshots" or Path(path_or_hub_id).expanduser().is_dir():
         return str(folder.resolve())

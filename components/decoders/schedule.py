@@ -49,6 +49,6 @@ class Schedule(Decoder):
         index, count = sequence.canvas.place_of(sequence.block.index)
         steps = self.steps * (index + 1) // count - self.steps * index // count
         masks = sequence.block.length - sequence.block.num_prompt
-        from diffray.kernels.step_shares import shares  # with torch, which options do without
+        from diffray.kernels.step_shares import dream_shares  # with torch: options do without
 
-        return shares(max(steps, 1), self.eps, masks, sequence.block.first_alone)
+        return dream_shares(max(steps, 1), self.eps, masks, sequence.block.first_alone)

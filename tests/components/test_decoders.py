@@ -128,6 +128,23 @@ def test_fixed_spreads_masks_over_steps_the_odd_ones_first(steps: int, shares: l
     assert mask.sum(-1).tolist() == [4, 3, 3]  # 2, 3 and 3 steps
 
 
+@pytest.mark.parametrize(
+    ("steps", "length", "shares"),
+    [
+        (4, 10, (2, 3, 2, 3)),  # the first of 2.5
+        (7, 16, (2, 2, 2, 2, 3, 2, 3)),
+        (2, 3, (2, 1)),
+        (10**8, 3, (1, 1, 1)),
+    ],
+)
+def test_fixed_rounds_halves_to_even(steps: int, length: int, shares: tuple[int, ...]) -> None:
+    """And each block gets as many steps, rounded up."""
+    rounding = Fixed(steps=steps, rounding="half_even")
+    assert rounding.shares(sequence_of(length, Blockwise())) == shares
+    sequence = sequence_of(length, Blockwise(), blocks=3)
+    assert Fixed(steps=3 * steps - 2, rounding="half_even").shares(sequence) == shares
+
+
 def test_random_remasking_ignores_confidence_and_depends_on_the_seed() -> None:
     confidence = torch.linspace(0, 1, 64).expand(2, 64)
     block = block_of(torch.ones(2, 64, dtype=torch.bool), seed_B=torch.tensor([1, 2]))

@@ -61,15 +61,15 @@ _KINDS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "iteration": {"whole": {"kind": "blockwise"}, "canvas": {"kind": "renoise"}},
 }
-_NUMBERS = {
+_NAMES = {
     "decoder": (
         "threshold low_threshold alpha gamma decay steps eps steps_per_block factor "
-        "edit_threshold max_post_edit_steps step_limit".split()
+        "edit_threshold max_post_edit_steps step_limit rounding".split()
     ),
     "cache": "before after warmup".split(),
     "iteration": (
         "cont_weight cont_weight_init cont_weight_growth threshold_decay sub_block_length "
-        "max_steps t_min t_max stability confidence lora".split()
+        "max_steps t_min t_max stability confidence lora context".split()
     ),
 }
 
@@ -95,7 +95,7 @@ def diffusion_of(case: Case) -> dict[str, object]:
     kinds = {"iteration": "blockwise"} | case
     parts = {
         part: _KINDS[part].get(kinds[part], {"kind": kinds[part]})
-        | {name: kinds[name] for name in _NUMBERS[part] if name in kinds}
+        | {name: kinds[name] for name in _NAMES[part] if name in kinds}
         for part in ("iteration", "decoder", "cache")
     }
     whole = ("block_length", "cfg_scale", "zero_confidence_token_ids")
@@ -114,6 +114,8 @@ def renamed(case: Case) -> Case:
     if case.get("mode") == "self_speculation":
         drafts = {"threshold": case["draft_threshold"]} if case["draft_threshold"] else {}
         return case | {"decoder": "threshold", "lora": "drafts"} | (drafts or {"step_limit": 1})
+    if "rounding" in case:
+        return _with_steps(case)
     if case.get("mode") == "ar":
         return case | {"iteration": "autoregressive"}
     if case.get("iteration") == "canvas":
@@ -132,12 +134,20 @@ def renamed(case: Case) -> Case:
 
 
 def _nemotron(case: Case) -> Case:
-    case = case | ({"iteration": "first_token"} if case["seed_token"] else {})
+    case = dict(case)
+    if case["seed_token"]:
+        case["iteration"] = "first_token"
+        del case["context"]
     if case.get("policy") == "confidence_threshold":
         return case | {"step_limit": case.pop("steps_per_block")}
-    if case["decoder"] == "fixed":  # whose steps are those of the whole answer
-        blocks = -(-case["gen_length"] // case["block_length"])
-        return case | {"steps": case.pop("steps_per_block") * blocks}
+    return _with_steps(case) if case["decoder"] == "fixed" else case
+
+
+def _with_steps(case: Case) -> Case:
+    """Return a case of `fixed`, whose steps are those of the whole answer."""
+    blocks = -(-case["gen_length"] // case["block_length"])
+    case = {"steps": case["steps_per_block"] * blocks} | case
+    del case["steps_per_block"]
     return case
 
 

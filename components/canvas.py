@@ -5,12 +5,12 @@
 
 Blocks are cut from `anchor`: the end of the prompt or, for block-causal models, the start of the
 block of attention in which it ends, so their first block may start inside the prompt. If final
-tokens are encoded (a separate causal pass stores their K/V), blocks start after the prompt too.
+tokens are encoded (a separate pass stores their K/V), blocks start after the prompt too.
 
 A growing canvas (`Policy.canvas_length`) of a bidirectional model has whole blocks; when all are
 finished without an end token, as many are added. The last block of a fixed one is cut short at
 prompt + max_tokens, where a suffix may follow; a block-causal canvas has no suffix, and is rounded
-up to whole blocks.
+up to whole blocks unless it is fixed and encoded in pieces.
 """
 
 from dataclasses import dataclass, field
@@ -84,7 +84,7 @@ class Canvas:
 
     def __post_init__(self) -> None:
         self.prompt_len = self.anchor = len(self.prompt)
-        if self.policy.causal_length:
+        if self.policy.causal_length and not self.policy.encodes:
             self.anchor -= self.prompt_len % self.policy.causal_length
         self.set_end(0)
 
@@ -114,6 +114,12 @@ class Canvas:
         """Return the prompt and final tokens of [start, stop)."""
         given, written = self.prompt[start:stop], max(start - self.prompt_len, 0)
         return given + tuple(self.final[written : max(stop - self.prompt_len, 0)])
+
+    def piece_end(self, position: int) -> int:
+        """Return the end of the piece in which a final position is encoded."""
+        policy = self.policy
+        length = policy.pieces if position < self.prompt_len else policy.causal_length
+        return position + 1 + (self.prompt_len - position - 1) % length
 
     def open(self, index: int) -> OpenBlock:
         """Return a block that is about to be denoised; the canvas may grow for it."""
@@ -171,7 +177,8 @@ class Canvas:
         self.num_blocks = -(-(self.limit - self.anchor) // block)
         self.added_blocks = -(-added // block) or self.num_blocks
         whole = self.anchor + self.num_blocks * block
-        self.blocks_stop = whole if self.policy.causal_length else self.limit
+        is_whole = self.policy.causal_length > 0 and not self.policy.fixed
+        self.blocks_stop = whole if is_whole else self.limit
         if added:
             self.blocks_stop = self._grown(index)
 

@@ -165,15 +165,16 @@ def _unforeseen(decoder: Decoder) -> bool:
     return decoder.edits or remembers or decoder.measures or decoder.lookahead() > 0
 
 
-def grown_by(params: "DiffusionParams", decoder: Decoder, spec: ModelSpec) -> int:
+def grown_by(params: "DiffusionParams", decoder: Decoder, spec: ModelSpec, *, causal: bool) -> int:
     """Return the masks of a growing canvas; 0 if it does not grow."""
     if params.canvas_length is None:
         by_default = params.canvas is None and not decoder.counts_canvas
-        return spec.canvas_length if params.canvas == "growing" or by_default else 0
-    if spec.block_causal:
+        grows = not causal and (params.canvas == "growing" or by_default)
+        return spec.canvas_length if grows else 0
+    if causal:
         raise InvalidField(
-            "canvas_length does not fit this model: its attention is block-causal, so a block "
-            "never sees those after it; leave it out",
+            "canvas_length does not fit here: attention is block-causal, so a block never sees "
+            "those after it; leave it out",
             "diffusion.canvas_length",
         )
     if params.canvas in ("fixed", "pinned"):
@@ -195,10 +196,10 @@ _MODELS: Final = {
 
 
 def check_model(
-    iteration: Iteration, decoder: Decoder, cache: CachePolicy, spec: ModelSpec
+    iteration: Iteration, decoder: Decoder, cache: CachePolicy, spec: ModelSpec, *, causal: bool
 ) -> None:
     """Refuse parts that do not fit the model."""
-    causal, plain = spec.block_causal, spec.iterations[0]
+    plain = spec.iterations[0]
     if iteration.kind not in spec.iterations:
         fits = f"{_MODELS[plain]}; use {plain!r}"
         raise InvalidField(
@@ -211,8 +212,9 @@ def check_model(
             "diffusion.decoder",
         )
     if not (cache.block_causal if causal else cache.bidirectional):
+        own = causal == spec.block_causal
         raise InvalidField(
-            f"cache {cache.kind!r} does not fit this model: "
+            f"cache {cache.kind!r} does not fit {'this model' if own else iteration.kind}: "
             + (
                 "its attention is block-causal, so finished blocks never change; "
                 "use 'exact' or 'none'"

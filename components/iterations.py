@@ -69,10 +69,16 @@ class FirstToken(Iteration):
 class BlockDiffusion(Iteration):
     """Blocks start at multiples of the block length and see nothing after their own end.
 
-    For block-causal models. The first block may start with the last tokens of the prompt.
+    For block-causal models. The first block may start with the last tokens of the prompt. Those of
+    A2D and Nemotron-Labs-Diffusion start at the prompt's end.
     """
 
     kind: Literal["block_diffusion"] = "block_diffusion"
+    context: Literal["causal", "bidirectional"] | None = Field(
+        None,
+        description="How Nemotron-Labs-Diffusion encodes final tokens: causally (default), or the "
+        "prompt and each finished block both ways.",
+    )
 
 
 class SubBlocks(Iteration):

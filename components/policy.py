@@ -25,7 +25,7 @@ from diffray.components.compatibility import (
     check_together,
     grown_by,
 )
-from diffray.components.config import OrKind, PolicyPart
+from diffray.components.config import InvalidField, OrKind, PolicyPart
 from diffray.components.decoder import Decoder
 from diffray.components.decoders.budget_threshold import BudgetThreshold
 from diffray.components.decoders.credit import Credit
@@ -210,8 +210,16 @@ class Policy:
     canvas_length: int = 0  # of a growing canvas; 0: it is as long as the answer may be
     fixed: bool = False  # whether that was asked for
     encodes: bool = False  # a separate pass stores the K/V of final tokens
+    # If above 0, that pass is bidirectional within a piece: a block, or so many positions of the
+    # prompt, counted from its end.
+    pieces: int = 0
     logit_shift: int = 0  # the logits about position p are those of the token at p - logit_shift
     first_shift: int = 0  # the same for a first position that is decided alone
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether the K/V of final tokens depend only on those before them, and can be shared."""
+        return self.cache.keeps_prefix and not self.pieces and self.cfg_scale == 0
 
     @staticmethod
     def resolve(
@@ -224,15 +232,17 @@ class Policy:
         """
         decoder = params.decoder or _default_decoder(params, spec)
         iteration = params.iteration or _default_iteration(params, decoder, spec)
-        cache = params.cache or (Exact() if spec.block_causal else Dual())
         encodes = spec.encodes and iteration.kind != "autoregressive"
         length = params.block_length or (spec.block_length if encodes == spec.encodes else 1)
+        pieces = _pieces(iteration, spec, length)
+        causal = spec.block_causal or pieces > 0
+        cache = params.cache or (Exact() if causal else Dual())
         causal_length = 0
-        if spec.block_causal:
-            causal_length = 1 if encodes else length
+        if causal:
+            causal_length = 1 if encodes and not pieces else length
         if pinned and params.block_length is None:
             length = pinned + max(causal_length - 1, 0)  # it may start in a block of attention
-        check_model(iteration, decoder, cache, spec)
+        check_model(iteration, decoder, cache, spec, causal=causal)
         check_canvas(params, iteration, decoder, spec.iterations[0])
         check_together(iteration, decoder, cache, length)
         policy = Policy(
@@ -243,9 +253,10 @@ class Policy:
             cache,
             params.cfg_scale,
             params.speculation,
-            0 if suffix else grown_by(params, decoder, spec),
-            fixed=params.canvas == "fixed" and not spec.block_causal,
-            encodes=encodes,
+            0 if suffix else grown_by(params, decoder, spec, causal=causal),
+            fixed=params.canvas == "fixed" and (pieces > 0 or not causal),
+            encodes=encodes or pieces > 0,
+            pieces=pieces,
             logit_shift=spec.logit_shift,
             first_shift=int(spec.next_token) or spec.logit_shift,
         )
@@ -267,13 +278,32 @@ def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
     """Return which iterations and caches fit a model, and whether suffixes and images do."""
 
     caches: tuple[type[CachePolicy], ...] = get_args(get_args(AnyCache)[0])
-    fits = [each.block_causal if spec.block_causal else each.bidirectional for each in caches]
+    causal = spec.block_causal or "block_diffusion" in spec.iterations
+    fits = [
+        (causal and each.block_causal) or (not spec.block_causal and each.bidirectional)
+        for each in caches
+    ]
     return {
         "iteration": [*spec.iterations],
         "cache": [each.model_fields["kind"].default for each in compress(caches, fits)],
         "suffix": not spec.block_causal,
         "images": spec.sight is not None,
     }
+
+
+def _pieces(iteration: Iteration, spec: ModelSpec, length: int) -> int:
+    """Return the longest piece of a prompt that is encoded both ways; 0 if none is."""
+    if not isinstance(iteration, BlockDiffusion):
+        return 0
+    if iteration.context is not None and not spec.encodes:
+        raise InvalidField(
+            f"iteration.context {iteration.context!r} does not fit this model, which encodes final "
+            "tokens in one way alone; leave it out",
+            "diffusion.iteration",
+        )
+    if iteration.context == "bidirectional":
+        return spec.max_positions
+    return 0 if spec.block_causal else length
 
 
 def _default_decoder(params: DiffusionParams, spec: ModelSpec) -> Decoder:

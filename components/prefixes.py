@@ -256,7 +256,7 @@ class Prefixes:
             sequence.kv.nodes.append(node)
 
     def _shares(self, sequence: "Sequence") -> bool:
-        return self.enabled and sequence.policy.cache.keeps_prefix and not sequence.guided
+        return self.enabled and sequence.policy.shares_prefixes
 
     def _unit(self, sequence: "Sequence") -> int:
         return lcm(sequence.policy.causal_length or 1, self.page_size)

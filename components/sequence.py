@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -148,7 +149,8 @@ class Sequence:
         """
         if self.images.at(start) is not None:
             return -1
-        return 0 if self.policy.encodes and self._denoises(start) else self.policy.causal_length
+        denoised = self.policy.encodes and self._denoises(start)
+        return 0 if denoised or self.policy.pieces else self.policy.causal_length
 
     def _denoises(self, start: int) -> bool:
         """Return whether a window from here on denoises the block, if it does not encode it."""
@@ -172,6 +174,15 @@ class Sequence:
     def cut(self, length: int) -> None:
         """End the block after this many positions: its other drafts were wrong."""
         self.block.stop = self.block.start + length
+
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Split the final positions [start, stop) into the ranges that are encoded together."""
+        if not self.policy.pieces:
+            return self.images.pieces(start, stop)
+        ends = [start]
+        while ends[-1] < stop:
+            ends.append(min(self.canvas.piece_end(ends[-1]), stop))
+        return [*pairwise(ends)]
 
     @property
     def soft_span(self) -> tuple[int, int]:

@@ -113,17 +113,17 @@ def check_choices(request: Request, limits: Limits, uid: Callable[[], int]) -> l
 
 def check(request: Request, limits: Limits) -> Sequence:
     """Return the request as a sequence, or refuse it with a reason."""
-    spec, params = limits.spec, request.params
+    params = request.params
     if not request.prompt and not request.suffix:
         raise InvalidField("the prompt is empty; give it at least one token", "prompt")
-    if request.suffix and spec.block_causal:
-        raise InvalidField(
-            "a suffix does not fit this model: its attention is block-causal, so the text "
-            "cannot depend on what follows; use a model with bidirectional attention",
-            "suffix",
-        )
     _check_ids(request, limits)
     sequence = _sequence(request, limits)
+    if request.suffix and sequence.policy.causal_length:
+        raise InvalidField(
+            "a suffix does not fit here: attention is block-causal, so the text cannot depend on "
+            "what follows; use a model with bidirectional attention",
+            "suffix",
+        )
     _check_choice(sequence, limits)
     automaton = sequence.automaton is not None
     check_pairs(Asked(sequence.policy, params, bool(request.suffix), automaton))

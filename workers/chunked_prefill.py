@@ -16,10 +16,17 @@ class Chunk(NamedTuple):
 
     @staticmethod
     def next(sequence: Sequence, most: int) -> "Chunk":
-        """Return the next chunk to store: whole blocks, of at most `most` positions or just one."""
-        block = sequence.policy.causal_length
+        """Return the next chunk to store: whole blocks, of at most `most` positions or just one.
+
+        Of a policy that encodes in pieces, it is whole pieces instead.
+        """
+        block, canvas = sequence.policy.causal_length, sequence.canvas
         start = sequence.kv.clean_end
-        stop = min(start + max(most // block, 1) * block, sequence.block.final_stop)
+        stop = start + max(most // block, 1) * block
+        if sequence.policy.pieces:
+            last = start + most - (start + most - canvas.prompt_len) % block
+            stop = max(canvas.piece_end(start), last)
+        stop = min(stop, sequence.block.final_stop)
         return Chunk(sequence, start, sequence.images.not_inside(stop))
 
 

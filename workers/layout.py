@@ -31,7 +31,7 @@ class Span(NamedTuple):
 
 def spans_of(sequence: Sequence, start: int, stop: int) -> list[Span]:
     """Return the windows that store the K/V of the final positions [start, stop)."""
-    return [Span(sequence, *piece, piece[1]) for piece in sequence.images.pieces(start, stop)]
+    return [Span(sequence, *piece, piece[1]) for piece in sequence.pieces(start, stop)]
 
 
 @dataclass(frozen=True, slots=True)

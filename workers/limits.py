@@ -30,15 +30,13 @@ class Limits:
 
     def footprint(self, sequence: "Sequence") -> Footprint:
         policy = sequence.policy
+        shared = self.shares_prefixes and policy.shares_prefixes
         return Footprint(
             pages=self.pages(sequence, sequence.block.kv_stop),
             most=self.pages(sequence, sequence.canvas.most_length),
-            block=sequence.policy.causal_length if self._may_share(sequence) else 0,
+            block=policy.causal_length if shared else 0,
             step=sequence.canvas.added_blocks * policy.block_length if policy.canvas_length else 1,
         )
-
-    def _may_share(self, sequence: "Sequence") -> bool:
-        return self.shares_prefixes and sequence.policy.cache.keeps_prefix and not sequence.guided
 
     def pages(self, sequence: "Sequence", stop: int) -> int:
         """Return how many K/V pages the first `stop` positions take, on all that are `stored`."""

@@ -89,10 +89,11 @@ class ParamsBuilder:
 
         A pinned canvas need not be whole blocks.
         """
-        spec, block = self.limits.spec, diffusion.block_length or self.limits.spec.block_length
         room = self.limits.positions(guided=diffusion.cfg_scale > 0) - taken
-        if spec.block_causal and diffusion.canvas != "pinned":
-            room -= (room + (0 if spec.encodes else taken)) % block  # blocks start there, or at 0
+        policy = Policy.resolve(diffusion, self.limits.spec)
+        if policy.causal_length and diffusion.canvas != "pinned" and not policy.fixed:
+            begun = 0 if policy.encodes else taken  # blocks start after the prompt, or at 0
+            room -= (room + begun) % policy.block_length
         return room
 
     def _may_lower(self, body: GenerationBody, diffusion: DiffusionParams) -> bool:

@@ -26,6 +26,8 @@ DECODERS = [
     if not kind.whole_slots  # of pinned canvases alone
 ]
 SHIFTED_CAUSAL = ToyModel(block_causal=True, logit_shift=1)
+IN_PIECES = ToyModel()  # or bidirectional
+IN_PIECES.spec = replace(IN_PIECES.spec, own_iterations=("block_diffusion", "blockwise"))
 
 MIXED: list[dict[str, object]] = [
     {"decoder": {"kind": "threshold", "threshold": 0.6}, "cache": {"kind": "dual"}},
@@ -97,6 +99,18 @@ BOTH = pytest.mark.parametrize(("model", "policies"), _BOTH)
 ALL_THREE = pytest.mark.parametrize(
     ("model", "policies"), [*_BOTH, pytest.param(SHIFTED, MIXED, id="shifted")]
 )
+
+
+# Final tokens are encoded in pieces.
+PIECES: list[dict[str, object]] = [
+    *(policy for policy in MIXED_CAUSAL if "iteration" not in policy),
+    {
+        "decoder": {"kind": "fixed", "steps": 17, "rounding": "half_even"},
+        "block_length": 8,
+        "canvas": "fixed",
+    },
+    {"decoder": {"kind": "threshold", "threshold": 0.6}, "iteration": {"kind": "blockwise"}},
+]
 
 
 def mixed_requests(policies: list[dict[str, object]]) -> list[Request]:

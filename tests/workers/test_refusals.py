@@ -12,11 +12,18 @@ from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Progress, Request, Resume
 from diffray.workers.setup import build_engine
-from tests.helpers.mixed_requests import BIDIRECTIONAL, CAUSAL, SHIFTED_CAUSAL, canvas_of, grammar
+from tests.helpers.mixed_requests import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    IN_PIECES,
+    SHIFTED_CAUSAL,
+    canvas_of,
+    grammar,
+)
 from tests.helpers.paths import GOLDEN
 from tests.helpers.toy import EOS, MASK, VOCAB, prompt_of, toy_engine
 
-MODELS = {"bi": BIDIRECTIONAL, "causal": CAUSAL, "sub-blocks": SHIFTED_CAUSAL}
+MODELS = {"bi": BIDIRECTIONAL, "causal": CAUSAL, "sub-blocks": SHIFTED_CAUSAL, "pieces": IN_PIECES}
 NOT_SAMPLING = "prompt", "suffix", "resume", "grammar"
 UNKNOWN = "not in the vocabulary"
 NOTHING_LEFT = "leave no token except"
@@ -68,6 +75,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "sub-blocks",
         part("sub_blocks", canvas="pinned") | {"grammar": canvas_of(0)},
         "'block_diffusion' alone",
+    ),
+    # Models that are bidirectional or not, as a policy says.
+    ("pieces", {"diffusion": {"cache": "dual"}}, "does not fit block_diffusion"),
+    ("pieces", part("blockwise", cache="exact"), "does not fit this model"),
+    ("pieces", {"suffix": (1, 2)}, "block-causal, so the text cannot depend"),
+    ("pieces", {"diffusion": {"canvas_length": 8}}, "never sees those after it"),
+    *(
+        (name, {"diffusion": {"iteration": {"kind": "block_diffusion", "context": "causal"}}}, said)
+        for name, said in (("causal", "in one way alone"), ("pieces", "in one way alone"))
     ),
     # Canvases of noise.
     ("noise", {"top_p": 0.9}, "top_p does not go with iteration 'renoise'"),

@@ -21,8 +21,10 @@ from diffray.workers.messages import Request, Resume, Update
 from tests.helpers.mixed_requests import (
     BIDIRECTIONAL,
     CAUSAL,
+    IN_PIECES,
     MIXED,
     MIXED_CAUSAL,
+    PIECES,
     SHIFTED,
     SHIFTED_CAUSAL,
     SUB_BLOCK,
@@ -74,6 +76,16 @@ def drafted(model: ToyModel) -> Mixture:
     return Mixture(model, lambda _: speculating(draw_requests(6, 3, model.spec)))
 
 
+def foreseen(policies: Policies) -> list[Request]:
+    """Return the mixture as far as drafts go with it."""
+    found = []
+    for request in mixed_requests(policies):
+        decoder = request.params.diffusion.decoder
+        if decoder is not None and decoder.kind in ("threshold", "fixed", "sequential"):
+            found.append(request)
+    return speculating(found)
+
+
 GROWING = [policy | {"canvas": "growing", "canvas_length": 9} for policy in MIXED]
 GUIDED, PINNED = partial(guided_requests, seed=2), partial(pinned_requests, seed=1)
 INT4 = Format("uint4", 8)  # a toy's heads have 8 numbers
@@ -85,6 +97,10 @@ MIXTURES: dict[str, Mixture] = {
     "shifted causal": Mixture(SHIFTED_CAUSAL),
     "sub-blocks": Mixture(SHIFTED_CAUSAL, policies=SUB_BLOCK),
     "sub-blocks, not shifted": Mixture(CAUSAL, policies=SUB_BLOCK),
+    "in pieces": Mixture(IN_PIECES, policies=PIECES),
+    "in pieces, drafted": Mixture(IN_PIECES, foreseen, PIECES),
+    "in pieces, in 4 bits": Mixture(IN_PIECES, policies=PIECES, form=INT4),
+    "in pieces, pinned": Mixture(IN_PIECES, PINNED, policies=PIECES),
     "ranked": Mixture(BIDIRECTIONAL, ranked_requests),
     "ranked, causal": Mixture(CAUSAL, ranked_requests),
     "penalized": Mixture(BIDIRECTIONAL, penalized_requests),

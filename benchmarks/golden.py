@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MASK, EOS = 510, 511
 DTYPES = "float64", "float32"
 FAMILIES = {
+    "a2d_qwen3": "a2d_qwen3",
     "ar_llama": "ar_llama",
     "ar_qwen3": "ar_qwen3",
     "diffusion_gemma": "diffusion_gemma",

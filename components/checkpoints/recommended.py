@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from diffray.components.checkpoints.folder import CheckpointError, read_json
 from diffray.components.config import explain
 from diffray.components.model_spec import ModelSpec
-from diffray.components.models.advice import family_of
+from diffray.components.models.advice import FIRST, family_of
 from diffray.components.models.fields import shown
 from diffray.components.policy import DiffusionParams
 
@@ -17,6 +17,9 @@ from diffray.components.policy import DiffusionParams
 def with_recommended(spec: ModelSpec, path: Path) -> ModelSpec:
     """Return a model's facts with those of its checkpoint: its name, the sampler's settings."""
     spec = replace(spec, family=family_of(spec.family, path))
+    if first := FIRST.get(spec.family):
+        others = (kind for kind in spec.iterations if kind != first)
+        spec = replace(spec, own_iterations=(first, *others))
     file = path / "generation_config.json"
     if not spec.sampler or not file.is_file():
         return spec

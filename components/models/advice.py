@@ -30,6 +30,11 @@ _SDAR: Final = Advice(
     'paper and model cards ("dynamic")',
 )
 _EDIT: Final = {"kind": "edit", "preset": "quality", "max_post_edit_steps": 16}
+_A2D: Final[Mapping[str, Any]] = {
+    "decoder": {"kind": "fixed", "steps": 128, "rounding": "half_even"},
+    "cache": {"kind": "none"},
+    "canvas": "growing",
+}
 ADVICE: Final = {
     "LLaDA": _LLADA,
     "LLaDA-1.5": _LLADA,
@@ -51,12 +56,21 @@ ADVICE: Final = {
         ("other block lengths",),
         "transformers' defaults, at temperature 1",
     ),
+    "A2D": Advice(("none",), (*_WINDOWS, "block_diffusion"), "dllm", _A2D),
+    "BD3LM": Advice(
+        ("exact", "none"),
+        ("blockwise", "other block lengths"),
+        "dllm",
+        {"decoder": _A2D["decoder"]},
+    ),
     "Llama": _CAUSAL,
     "Qwen2": _CAUSAL,
     "Qwen3": _CAUSAL,
 }
 # Their configs are those of the family, so only the checkpoint's name identifies them.
-_NAMED: Final = {"LLaDA": "LLaDA-1.5", "LLaDA2": "LLaDA2.1", "SDAR": "TraDo"}
+_NAMED: Final = {"LLaDA": "LLaDA-1.5", "LLaDA2": "LLaDA2.1", "SDAR": "TraDo", "A2D": "BD3LM"}
+# The default iterations of those that have another.
+FIRST: Final = {"BD3LM": "block_diffusion"}
 _UNKNOWN: Final = Advice((), (), "")
 
 

@@ -9,6 +9,7 @@ import torch
 
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh, UnevenError
+from diffray.components.models.a2d import build_a2d_llama, build_a2d_qwen2, build_a2d_qwen3
 from diffray.components.models.autoregressive import build_llama, build_qwen2, build_qwen3
 from diffray.components.models.diffusion_gemma import build_diffusion_gemma
 from diffray.components.models.dream import build_dream
@@ -31,6 +32,9 @@ class Build(Protocol):
 
 
 ARCHITECTURES: dict[str, Build] = {
+    "A2DLlamaLMHeadModel": build_a2d_llama,
+    "A2DQwen2LMHeadModel": build_a2d_qwen2,
+    "A2DQwen3LMHeadModel": build_a2d_qwen3,
     "DiffusionGemmaForBlockDiffusion": build_diffusion_gemma,
     "DreamModel": build_dream,
     "Fast_dLLM_QwenForCausalLM": build_fast_dllm_v2,
@@ -47,6 +51,9 @@ ARCHITECTURES: dict[str, Build] = {
     "SDARMoeForCausalLM": build_sdar_moe,
 }
 MODEL_TYPES: Final = {
+    "a2d-llama": "A2DLlamaLMHeadModel",
+    "a2d-qwen2": "A2DQwen2LMHeadModel",
+    "a2d-qwen3": "A2DQwen3LMHeadModel",
     "Dream": "DreamModel",
     "diffusion_gemma": "DiffusionGemmaForBlockDiffusion",
     "Fast_dLLM_Qwen": "Fast_dLLM_QwenForCausalLM",

@@ -27,6 +27,7 @@ from diffray.components.models.registry import choose_build
 from diffray.components.policy import DiffusionParams, Policy
 from tests.helpers.paths import GOLDEN
 from tests.helpers.tiny_checkpoints import (
+    A2D,
     LLADA,
     LLADA2_MOE,
     LLADA_MOE,
@@ -281,16 +282,20 @@ def test_an_unknown_special_id_is_asked_for_by_its_argument(tmp_path: Path) -> N
         (LLADA, "llada-1.5", "LLaDA-1.5"),
         (LLADA, "TraDo-and-LLaDA2.1", "LLaDA"),
         (SDAR, "Gen-Verse/TraDo-4B-Instruct", "TraDo"),
+        (A2D, "Qwen3-0.6B-diffusion-mdlm-v0.1", "A2D"),
+        (A2D, "dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1", "BD3LM"),
     ],
 )
 def test_names_tell_members(tmp_path: Path, config: dict[str, Any], name: str, family: str) -> None:
-    """Their configs do not identify them. The folder's name does not change the default policy."""
+    """Their configs do not identify them. One name changes the default policy."""
     folder = save(tmp_path / name, config, random_weights(config))
     found, plain = describe(folder), load_model(folder, device="cpu", dtype="float32").spec
     assert found.family == plain.family == family
     assert found.diffusion == Policy.resolve(DiffusionParams(), plain).options()
     recommended = found.policies["recommended"]
-    assert (recommended != found.diffusion) == (family == "LLaDA2.1")
+    assert (recommended != found.diffusion) == (family in ("LLaDA2.1", "A2D", "BD3LM"))
+    iterations = {"A2D": "blockwise", "BD3LM": "block_diffusion"}
+    assert plain.iterations[0] == iterations.get(family, plain.iterations[0])
     advised = Policy.resolve(DiffusionParams.model_validate(recommended), plain)
     assert advised.decoder.kind == recommended["decoder"]["kind"]
 

@@ -22,7 +22,7 @@ from tests.helpers.tiny_checkpoints import (
 )
 
 FAMILIES = (
-    "Nemotron-Labs-Diffusion|Llama|Qwen2|Qwen3|LLaDA|LLaDA-MoE|LLaDA2|Dream|Fast-dLLM v2|SDAR|"
+    "A2D|Nemotron-Labs-Diffusion|Llama|Qwen2|Qwen3|LLaDA|LLaDA-MoE|LLaDA2|Dream|Fast-dLLM v2|SDAR|"
     "SDAR-MoE"
 )
 _STACK = "vocab_size hidden_size num_hidden_layers num_attention_heads"
@@ -35,6 +35,7 @@ NEEDED = {
     "llada_moe": f"{_STACK} {_EXPERTS} expert_intermediate_size rope_theta",
     "llada2_moe": f"{_STACK} {_EXPERTS} num_key_value_heads intermediate_size use_bias rope_theta "
     "n_group topk_group routed_scaling_factor moe_intermediate_size",
+    "a2d_qwen3": f"{_QWEN} intermediate_size",
     "ar_llama": f"{_QWEN} intermediate_size factor low_freq_factor high_freq_factor",
     "ar_qwen3": f"{_QWEN} intermediate_size",
     "dream": f"{_QWEN} intermediate_size",
@@ -63,6 +64,7 @@ _UNREAD_OF = {
     "llada": {"vocab_size"},  # embedding_size
     "llada_moe": {"dense_intermediate_size", "norm_topk_prob"},  # none dense; never renormalised
     "sdar_moe": {"intermediate_size"},  # no layer is dense
+    "a2d_qwen3": {"auto_map", "AutoConfig", "AutoModel", "AutoModelForMaskedLM"},
     "nemotron_labs_diffusion": {
         *"auto_map AutoConfig AutoModel attn_implementation".split(),
         *"ar_loss_weight dlm_loss_weight dp_varying_mask_ratio".split(),  # of its training

@@ -18,6 +18,7 @@ from tests.helpers.tiny_checkpoints import IDS, LLADA, LLADA_MOE, full_forward, 
 
 CAUSAL = ["llada2_moe", "fast_dllm_v2", "sdar", "sdar_moe", "ar_llama", "nemotron_labs_diffusion"]
 DENSE = ["llada", "dream", "fast_dllm_v2", "sdar", "ar_llama", "nemotron_labs_diffusion"]
+DENSE += ["a2d_qwen3"]
 SPARSE = ["llada_moe", "llada_moe_fused", "llada2_moe", "sdar_moe"]
 
 

@@ -58,6 +58,9 @@ SDAR: dict[str, Any] = _QWEN | {
     "architectures": ["SDARForCausalLM"], "model_type": "sdar", "head_dim": 16, "block_size": 4,
     "attention_bias": False, "mask_token_id": 62,
 }  # fmt: skip
+A2D: dict[str, Any] = _QWEN | {
+    "architectures": ["A2DQwen3LMHeadModel"], "model_type": "a2d-qwen3", "head_dim": 16,
+}  # fmt: skip
 SDAR_MOE: dict[str, Any] = SDAR | {
     "architectures": ["SDARMoeForCausalLM"], "model_type": "sdar_moe", "num_experts": 8,
     "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True,
@@ -117,13 +120,18 @@ def kv_pool(model: Model, dtype: torch.dtype, length: int) -> KVPool:
 
 
 @torch.inference_mode()
-def full_forward(model: Model, ids: list[int], block: int = 0, *encoded: int) -> Tensor:
-    """Return the logits of all positions; those before each of `encoded` are causal windows."""
+def full_forward(
+    model: Model, ids: list[int], block: int = 0, *encoded: int, causal: int = 1
+) -> Tensor:
+    """Return the logits of all positions; those before each of `encoded` are windows.
+
+    Attention in these has blocks of length `causal`; 0: both ways.
+    """
     length, x = len(ids), model.embed(torch.tensor(ids))
     kv = kv_pool(model, x.dtype, length)
     pages = torch.tensor(kv.allocate(kv.pages_for(length)))
     spans = [*pairwise((0, *encoded, length))]
-    causal = [*[1] * len(encoded), block]
-    windows = [Window(*span, span[1], b, pages) for span, b in zip(spans, causal, strict=True)]
+    blocks = [*[causal] * len(encoded), block]
+    windows = [Window(*span, span[1], b, pages) for span, b in zip(spans, blocks, strict=True)]
     batch = Batch.pack(sorted(windows, key=lambda w: w.shape), CPU, kv.page_size)
     return model.head(model.forward(x[batch.positions_T], batch, kv))[batch.positions_T.argsort()]

@@ -28,6 +28,7 @@ def write_adapter(
     *,
     seed: int = 1,
     rank: int = 3,
+    size: float = 0.3,
     **config: Any,
 ) -> Path:
     torch.manual_seed(seed)
@@ -35,8 +36,8 @@ def write_adapter(
     for module in modules:
         rows, columns = weights[f"{module}.weight"].shape
         name = f"base_model.model.{module}"
-        tensors[f"{name}.lora_A.weight"] = torch.randn(rank, columns, dtype=torch.float64) * 0.3
-        tensors[f"{name}.lora_B.weight"] = torch.randn(rows, rank, dtype=torch.float64) * 0.3
+        tensors[f"{name}.lora_A.weight"] = torch.randn(rank, columns, dtype=torch.float64) * size
+        tensors[f"{name}.lora_B.weight"] = torch.randn(rows, rank, dtype=torch.float64) * size
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none", **config}

@@ -49,7 +49,7 @@ _NAMED = {
     "quantization": Option("--quantization", "-q"),
     "lora_modules": Option("--lora", "--lora-modules", metavar="NAME=PATH"),
 }
-_COMPUTE = "dtype", "device", "kernels", "kv_cache_dtype", "cuda_graphs", "bring_up"
+_COMPUTE = "dtype device kernels kv_cache_dtype cuda_graphs bring_up max_lora_rank".split()
 _WEIGHTS = "received_weights", "mask_token_id", "eos_token_id"
 _SHARING = "enable_prefix_caching", "first_step_caching"
 Compute = Annotated[Given, Fields(EngineOptions, "Engine", *_COMPUTE, **_NAMED)]

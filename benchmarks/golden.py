@@ -154,7 +154,7 @@ def _with_steps(case: Case) -> Case:
 
 def params_of(case: Case) -> SamplingParams:
     """Return a case's parameters; only its `stop_ids`, or else `eos_ids`, end the answer."""
-    return SamplingParams(
+    params = SamplingParams(
         max_tokens=case["gen_length"],
         ignore_eos=True,
         stop_token_ids=case.get("stop_ids") or case.get("eos_ids", ()),
@@ -162,9 +162,9 @@ def params_of(case: Case) -> SamplingParams:
         bad_token_ids=case.get("bad_token_ids", ()),
         top_p=case.get("top_p", 1.0),
         top_k=case.get("top_k", 0),
-        lora=DRAFTS if case.get("draft_lora") else "",
         diffusion=diffusion_of(case),
     )
+    return params.model_copy(update={"lora": DRAFTS}) if case.get("draft_lora") else params
 
 
 def adapters_of(checkpoint: Path) -> dict[str, str]:

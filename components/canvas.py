@@ -151,6 +151,8 @@ class Canvas:
 
     def masks(self, start: int, stop: int) -> Tensor:
         """Return which positions of a block are masked before its first step."""
+        if start >= self.prompt_len:
+            return torch.ones(stop - start, dtype=torch.bool)
         return torch.arange(start, stop) >= self.prompt_len
 
     def restart(self) -> None:
@@ -164,6 +166,11 @@ class Canvas:
     def extra_steps(self, block: OpenBlock) -> int:
         """How many steps a block may take beside those for its masks."""
         return 0
+
+    def is_last(self, block: OpenBlock, *, ended: bool) -> bool:
+        """Return whether no block follows; a canvas with an end token grows no further."""
+        number, count = self.place_of(block.index)
+        return (ended and number + 1 == count) or block.index + 1 == self.num_blocks
 
     def place_of(self, index: int) -> tuple[int, int]:
         """Return a block's number among those added with it, and how many these are."""

@@ -21,6 +21,12 @@ class DraftedCanvas(Canvas):
         self.blocks_stop = self.limit + self.policy.block_length - 1
         self.blocks_stop = max(min(self.blocks_stop, self.context), self.limit)
 
+    def is_last(self, block: OpenBlock, *, ended: bool) -> bool:
+        return block.stop >= self.limit
+
+    def place_of(self, index: int) -> tuple[int, int]:
+        return index, self.num_blocks
+
     def block_at(self, index: int) -> OpenBlock:
         start = self.prompt_len + len(self.final)
         # Drafts follow a token of the answer, so the first one is written alone.

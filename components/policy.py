@@ -118,9 +118,8 @@ class DiffusionParams(PolicyPart):
     )
     iteration: AnyIteration | None = Field(
         None,
-        description="How blocks are denoised; default: block_diffusion for block-causal models "
-        "(sub_blocks for Fast-dLLM v2, if the decoder has a threshold, renoise for "
-        "DiffusionGemma, autoregressive for autoregressive models), else blockwise.",
+        description="How blocks are denoised; default: the family's, such as blockwise or "
+        "block_diffusion.",
     )
     decoder: AnyDecoder | None = Field(
         None,
@@ -183,12 +182,37 @@ class DiffusionParams(PolicyPart):
             given.setdefault("canvas_length", None)
         if self.canvas_length is not None:
             given.setdefault("canvas", None)
-        if self.iteration is not None and self.iteration.next_token:
-            given = {"block_length": None, "decoder": None, "speculation": None} | given
+        if _parts(self.iteration, default.iteration):
+            given = _NEXT_TOKEN | given
+        elif _attends_otherwise(self.iteration, default.iteration):
+            given.setdefault("cache", None)
         found = default.model_copy(update=given)
         if "decoder" in given or found.decoder is None or found.canvas == "pinned":
             return found
         return found.model_copy(update={"decoder": None}) if found.decoder.whole_slots else found
+
+
+# What says how to denoise, and nothing to an iteration that writes token by token, or the reverse.
+_NEXT_TOKEN: Final = {
+    **dict.fromkeys(("block_length", "decoder", "speculation"), None),
+    **dict.fromkeys(("canvas", "canvas_length", "slot_length"), None),
+    **{"cfg_scale": 0.0, "zero_confidence_token_ids": ()},
+}
+_CAUSAL: Final = "block_diffusion", "sub_blocks"
+
+
+def _parts(own: Iteration | None, default: Iteration | None) -> bool:
+    """Return whether only one of two iterations writes what an autoregressive model would."""
+    if own is None or (default is not None and own.kind == default.kind):
+        return False
+    return own.next_token or (default is not None and default.next_token)
+
+
+def _attends_otherwise(own: Iteration | None, default: Iteration | None) -> bool:
+    """Return whether caches of one iteration do not fit the other, where a model has both."""
+    if own is None or default is None:
+        return False
+    return (own.kind in _CAUSAL) != (default.kind in _CAUSAL)
 
 
 IN_DIFFUSION: Final = IN_DECODER | {
@@ -280,7 +304,8 @@ def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
     caches: tuple[type[CachePolicy], ...] = get_args(get_args(AnyCache)[0])
     causal = spec.block_causal or "block_diffusion" in spec.iterations
     fits = [
-        (causal and each.block_causal) or (not spec.block_causal and each.bidirectional)
+        ((causal and each.block_causal) or (not spec.block_causal and each.bidirectional))
+        and (not each.follows_masks or "sub_blocks" in spec.iterations)
         for each in caches
     ]
     return {

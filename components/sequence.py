@@ -194,9 +194,7 @@ class Sequence:
     @property
     def in_last_block(self) -> bool:
         """Whether no block follows the current one; a canvas with an end token grows no further."""
-        number, count = self.canvas.place_of(self.block.index)
-        ended = self.reported.end_id is not None and number + 1 == count
-        return ended or self.block.index + 1 == self.canvas.num_blocks
+        return self.canvas.is_last(self.block, ended=self.reported.end_id is not None)
 
     def finish_block(self, ids: list[int]) -> None:
         """Record the current block's tokens as final and move to the next block.

@@ -5,6 +5,7 @@ Every sequence draws from filtered distributions, which takes the most memory pe
 
 import torch
 
+from diffray.components.config import InvalidField
 from diffray.components.params import SamplingParams
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request
@@ -20,6 +21,8 @@ def try_full_batch(engine: Engine) -> None:
         for number in range(count):  # other prompts, as equal first steps are shared
             engine.add(Request(number, (number % spec.vocab_size,), params))
         engine.step()
+    except InvalidField:  # the context or the pool is too small for such a request
+        return
     except torch.OutOfMemoryError as error:
         raise RuntimeError(
             f"the device has no memory for a full batch of {count} requests beside weights and "
@@ -28,4 +31,5 @@ def try_full_batch(engine: Engine) -> None:
     finally:
         engine.cancel_all()
         engine.kv.forget_prefixes()
-        engine.forwards = engine.tokens = 0
+        engine.forwards = engine.tokens = engine.preemptions = 0
+        engine.kv.prefixes.host_queries = engine.kv.prefixes.host_hits = 0

@@ -20,7 +20,9 @@ from diffray.components.policy import DiffusionParams
 from diffray.workers.engine_options import EngineOptions
 
 PACE = 5.0  # steps per second, as on the page
-CHECKPOINT = f"A checkpoint's folder, a Hugging Face Hub id, or one of: {', '.join(DEMOS)}."
+CHECKPOINT = (
+    f"A checkpoint's folder, a GGUF file, a Hugging Face Hub id, or one of: {', '.join(DEMOS)}."
+)
 API_KEY_HELP = "The server's API key, if it requires one."
 DECODERS, CACHES, ITERATIONS = (
     tuple(kinds(DiffusionParams.model_fields[part].annotation))

@@ -35,7 +35,7 @@ def resolve(path_or_hub_id: str | Path) -> Path:
         return path
     if path.exists():
         raise CheckpointError(f"{path} is a file; give the checkpoint's folder, or a GGUF file")
-    if path.suffix == ".gguf":
+    if path.suffix.lower() == ".gguf":
         raise CheckpointError(f"there is no file {str(path)!r}; give a GGUF file's path")
     name, _, commit = str(path_or_hub_id).partition("@")
     if "/" not in name and (near := did_you_mean(name, DEMOS)):
@@ -61,7 +61,7 @@ def resolve(path_or_hub_id: str | Path) -> Path:
 def pinned(path_or_hub_id: str | Path) -> str:
     """Return a source that keeps leading to the same checkpoint: a path, or a Hub id @ commit."""
     if (gguf := _gguf_in(Path(path_or_hub_id).expanduser())) is not None:
-        return str(gguf.resolve())
+        return str(gguf.absolute())
     folder = resolve(path_or_hub_id)
     if folder.parent.name != "snapshots" or Path(path_or_hub_id).expanduser().is_dir():
         return str(folder.resolve())
@@ -70,10 +70,16 @@ def pinned(path_or_hub_id: str | Path) -> str:
 
 def _gguf_in(path: Path) -> Path | None:
     """Return the GGUF file at this path: the file itself, or all that a folder has of a model."""
-    if path.suffix == ".gguf" and path.is_file():
+    if path.suffix.lower() == ".gguf" and path.is_file():
         return path
     found = [*path.glob("*.gguf")] if path.is_dir() else []
-    return found[0] if len(found) == 1 and not (path / "config.json").exists() else None
+    if not found or any(path.glob("*config.json")) or any(path.glob("*.safetensors")):
+        return None
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{path} has several GGUF files ({listed([each.name for each in found])}); name one"
+        )
+    return found[0]
 
 
 def _why_not(name: str, error: Exception) -> str:

@@ -8,17 +8,18 @@ import os
 import shutil
 import struct
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from diffray import __version__
 from diffray.components.checkpoints.folder import CheckpointError
 from diffray.components.checkpoints.gguf import ROPE_FACTORS, Gguf, read_gguf
 from diffray.components.checkpoints.gguf_tokenizer import tokenizer_files
 from diffray.components.models.fields import shown
 
 LINK: Final = "weights.gguf"
+_EDITION: Final = 1  # of what is written; folders of other editions are not used
 _ARCHITECTURES: Final = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -66,6 +67,7 @@ def config_of(gguf: Gguf) -> dict[str, Any]:
     keys = _KEYS | (_EXPERT_KEYS if is_sparse else {})
     given = {key: gguf.own(key) for key in keys}
     given["attention.head_count_kv"] = given["attention.head_count_kv"] or given[_HEADS]
+    given["rope.freq_base"] = given["rope.freq_base"] or 10000.0  # converters leave out a default
     lacking = [f"{name}.{key}" for key, value in given.items() if value is None]
     lacking += {"token_embd.weight"} - gguf.tensors.keys()
     if lacking:
@@ -132,12 +134,13 @@ def gguf_folder(path: Path) -> Path:
     """Return the folder that shows the file as a checkpoint; write it if it is not there."""
     real = path.resolve()
     stat = real.stat()
-    said = os.fsencode(f"{real}\0{stat.st_size}\0{stat.st_mtime_ns}\0{__version__}")
+    said = os.fsencode(f"{real}\0{stat.st_size}\0{stat.st_mtime_ns}\0{_EDITION}")
     name = f"{real.stem[:60]}-{hashlib.sha256(said).hexdigest()[:16]}"
     cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(cache_home) / "diffray" / "gguf" / name
-    if (folder / "config.json").is_file():
-        return folder
+    with suppress(OSError):  # it may belong to another user
+        if (folder / "config.json").is_file():
+            return folder
     gguf = read_gguf(real, texts=True)
     files = {"config.json": json.dumps(config_of(gguf))} | tokenizer_files(real, gguf.fields)
     try:
@@ -161,6 +164,7 @@ def _written(folder: Path, files: dict[str, str], real: Path) -> Path:
         for name, text in files.items():
             (work / name).write_text(text, encoding="utf-8")
         (work / LINK).symlink_to(real)
+        work.chmod(0o755)
         work.rename(folder)
     except OSError:
         if not (folder / "config.json").is_file():  # another process was faster

@@ -29,11 +29,18 @@ _DENOISING: Final = Denoising(
 def build_llama(
     config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = TORCH
 ) -> Denoiser:
-    """Return Llama, or Mistral without a sliding window, without storage."""
+    """Return Llama, without storage."""
     fields = _fields(config, "Llama")
     fields.only("mlp_bias", False)
     fields.only("sliding_window")
     return dense(fields, LLAMA, _DENOISING, mesh, dtype, kernels)
+
+
+def build_mistral(
+    config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = TORCH
+) -> Denoiser:
+    """Return Mistral without a sliding window, which is 4096 where the config does not say."""
+    return build_llama({"sliding_window": 4096, **config}, mesh, dtype, kernels)
 
 
 def build_qwen2(

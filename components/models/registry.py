@@ -10,7 +10,12 @@ import torch
 from diffray.components.denoiser import Denoiser
 from diffray.components.mesh import Mesh, UnevenError
 from diffray.components.models.a2d import build_a2d_llama, build_a2d_qwen2, build_a2d_qwen3
-from diffray.components.models.autoregressive import build_llama, build_qwen2, build_qwen3
+from diffray.components.models.autoregressive import (
+    build_llama,
+    build_mistral,
+    build_qwen2,
+    build_qwen3,
+)
 from diffray.components.models.diffusion_gemma import build_diffusion_gemma
 from diffray.components.models.dream import build_dream
 from diffray.components.models.fast_dllm_v2 import build_fast_dllm_v2
@@ -39,7 +44,7 @@ ARCHITECTURES: dict[str, Build] = {
     "DreamModel": build_dream,
     "Fast_dLLM_QwenForCausalLM": build_fast_dllm_v2,
     "LlamaForCausalLM": build_llama,
-    "MistralForCausalLM": build_llama,
+    "MistralForCausalLM": build_mistral,
     "Qwen2ForCausalLM": build_qwen2,
     "Qwen3ForCausalLM": build_qwen3,
     "LLaDAModelLM": build_llada,

@@ -50,4 +50,5 @@ def build_sdar_moe(
 def _denoising(fields: Fields) -> Denoising:
     # Checkpoints were trained with 4 to 64. The configs of the first, with 4, do not say so.
     block = fields.count("block_size", 4)
+    fields.only("use_regular_causal", False)  # I-DLM has SDAR's names, and other masks
     return Denoising(block_causal=True, block_length=block, decoder=DECODER)

@@ -19,7 +19,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from diffray import DiffusionLLM, SamplingParams
 from diffray.cluster.frontend.text import Tokenizer
 from diffray.components.checkpoints.checkpoint import load_model
-from diffray.components.checkpoints.folder import read_config, resolve
+from diffray.components.checkpoints.folder import CheckpointError, pinned, read_config, resolve
 from diffray.components.checkpoints.info import describe
 from diffray.components.checkpoints.special_tokens import special_ids
 from diffray.components.mesh import Mesh
@@ -205,3 +205,19 @@ def test_a_changed_file_is_read_again_and_an_unwritable_cache_is_no_obstacle(
         patch.setattr("tempfile.tempdir", str(tmp_path))
         found = resolve(file)
     assert found.is_relative_to(tmp_path) and read_config(found) == read_config(resolve(file))
+
+
+def test_the_path_that_is_recorded_keeps_leading_to_the_file(tmp_path: Path, cache: Path) -> None:
+    """The Hub's cache links to files without an ending; an adapter's folder is no model."""
+    (tmp_path / "blobs").mkdir()
+    blob = write(tmp_path / "blobs" / "m.gguf", "dream").rename(tmp_path / "blobs" / "0123abcd")
+    shown = tmp_path / "snapshots" / "c0ffee"
+    shown.mkdir(parents=True)
+    (shown / "m.gguf").symlink_to(blob)
+    for given in (shown, shown / "m.gguf"):
+        assert read_config(resolve(pinned(given)))["architectures"] == ["DreamModel"]
+    (shown / "n.gguf").symlink_to(blob)
+    with pytest.raises(CheckpointError, match=r"several GGUF files \(.*m\.gguf.*\); name one"):
+        resolve(shown)
+    (shown / "adapter_config.json").write_text("{}")
+    assert resolve(shown) == shown

@@ -142,6 +142,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (SDAR, {
         "attention_bias": True, "hidden_act": "gelu", "use_sliding_window": True,
         "rope_scaling": {"rope_type": "longrope", "factor": 4.0}, "block_size": 0,
+        "use_regular_causal": True,
     }),
     (QWEN3, {"mask_token_id": 151669, "layer_types": ["sliding_attention"]}),
     (LLAMA, {"mlp_bias": True, "sliding_window": 4096, "attention_bias": True}),

@@ -58,8 +58,10 @@ def requests(count: int, *, drafted: bool, seed: int = 0) -> list[Request]:
     for uid in range(count):
         prompt = rng.choice(texts)[: rng.choice((1, 7, 16, 24, 31))]
         asked = {"ignore_eos": True, "max_tokens": rng.randrange(4, 24)} | rng.choice(ASKED)
-        policy = {"iteration": "self_speculation"} | rng.choice(POLICIES)
-        diffusion = policy if drafted else {"iteration": "autoregressive"}
+        kind = "self_speculation" if drafted else "autoregressive"
+        own = {"iteration": {"kind": kind, "early_stop": rng.random() < 0.8}}
+        policy = rng.choice(POLICIES)
+        diffusion = own | (policy if drafted else {})
         params = SamplingParams(seed=uid, logprobs=True, diffusion=diffusion, **asked)
         found.append(Request(uid, prompt, params))
     return found

@@ -91,6 +91,7 @@ class OneLayer:
             self.model.quantize(parse_quantization(sizes.quantization))
         self.device, self.kernels, spec = device, kernels, self.model.spec
         self.steps = steps_of(spec)
+        self.mask_id = spec.vocab_size - 1 if spec.masked else -1
         pages = max(step.windows * -(-step.context // sizes.page_size) for step in self.steps)
         self.kv = KVPool(
             shapes=spec.kv_shapes,
@@ -106,10 +107,14 @@ class OneLayer:
         """Return the windows of a step; their pages are in no order, as in an engine."""
         pages = self.kv.pages_for(step.context)
         order_P = mix(torch.arange(step.windows * pages)).argsort() + 1
-        block = self.model.spec.block_length if self.model.spec.block_causal else 0
+        spec = self.model.spec
+        block = spec.block_length if spec.block_causal else 0
+        blocks = (1, 0) if spec.encodes else (block, block)  # final tokens, and a block
         start = step.context - step.length
         return [
-            Window(start, step.context, step.context, block, own_P, number * step.context)
+            Window(
+                start, step.context, step.context, blocks[number % 2], own_P, number * step.context
+            )
             for number, own_P in enumerate(order_P.view(step.windows, pages))
         ]
 
@@ -127,8 +132,7 @@ class OneLayer:
             for tokens_TH in (x_TH, alike_TH):
                 hidden_TH = self.model.forward(tokens_TH, batch, self.kv)
                 if step.reads:
-                    vocab = self.model.spec.vocab_size
-                    found = self.model.confidence(hidden_TH, vocab - 1, None)
+                    found = self.model.confidence(hidden_TH, self.mask_id, None)
                     if step.length <= LONGEST:
                         place = Settling.made_up(step.windows, step.length, self.device)
                         self.kernels.settle(found, *place)
@@ -145,7 +149,7 @@ class OneLayer:
             hidden_TH = self.model.forward(x_TH, batch, self.kv)
             found.append([hidden_TH])
             if step.reads:
-                chosen = self.model.confidence(hidden_TH, self.model.spec.vocab_size - 1, None)
+                chosen = self.model.confidence(hidden_TH, self.mask_id, None)
                 found[-1] += [chosen.scores_R, chosen.logsumexp_R]
         return found
 
@@ -171,10 +175,10 @@ class OneLayer:
         rows_R = torch.arange(len(hidden_RH), device=self.device)
         warm_R = (rows_R % 3).float() * 0.5
         draw = Draw(warm_R, rows_R * 77, rows_R, rows_R % step.length)
-        self.model.confidence(hidden_RH, vocab - 1, draw)
+        self.model.confidence(hidden_RH, self.mask_id, draw)
         place = Rewarding.made_up(step.windows, step.length, vocab, self.device)
         known_RK = place.credits.known(place.cells_R)
-        found = self.model.confidence(hidden_RH, vocab - 1, None, known_RK)
+        found = self.model.confidence(hidden_RH, self.mask_id, None, known_RK)
         self.kernels.reward(found, *place)
 
 

@@ -1,19 +1,25 @@
 """What a request may ask for, and how a mistake is explained: one sentence that says what to do."""
 
+import json
 import pickle
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from pydantic import Field, field_validator
 
 from diffray import SamplingParams
 from diffray.components.config import UNIONS, Config, InvalidField
 from diffray.components.decoders.factor import Factor
+from diffray.components.decoders.sequential import Sequential
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.decoders.whole_slots import WholeSlots
+from diffray.components.mesh import Mesh
+from diffray.components.models.registry import choose_build
 from diffray.components.policy import DiffusionParams, Policy, accepted_by
+from tests.helpers.paths import GOLDEN
 from tests.helpers.toy import toy_spec
 
 MISSPELT = {"diffusion": {"decoder": {"kind": "threshold", "treshold": 0.9}}}
@@ -106,6 +112,43 @@ def test_what_a_model_is_said_to_accept_is_what_it_accepts(causal: bool) -> None
                 fitting.append(kind)
         assert accepted[part] == fitting and 0 < len(fitting) < len(kinds)
     assert accepted["suffix"] == (not causal)
+
+
+@pytest.mark.parametrize("name", ["ar_llama", "nemotron_labs_diffusion", "diffusion_gemma"])
+def test_families_accept_the_iterations_and_caches_that_they_say(name: str) -> None:
+    config = json.loads((GOLDEN / name / "config.json").read_text())
+    spec = choose_build(config)(config, Mesh(), torch.float32).spec
+    for part, kinds in accepted_by(spec).items():
+        if isinstance(kinds, list):
+            every = DiffusionParams.model_json_schema()["properties"][part]["anyOf"][1]["enum"]
+            for kind in every:
+                params = DiffusionParams(**{part: kind})
+                if kind in kinds:
+                    Policy.resolve(params, spec)
+                else:
+                    with pytest.raises(ValueError, match=kind):
+                        Policy.resolve(params, spec)
+
+
+SERVER = {"block_length": 16, "decoder": {"kind": "credit"}, "cfg_scale": 1.5, "canvas": "fixed"}
+
+
+def test_an_iteration_drops_the_servers_settings_that_it_cannot_use() -> None:
+    """Those of an iteration that goes token by token, or of the other kind of attention."""
+    draft = {"iteration": "self_speculation", "decoder": "sequential", "block_length": 4}
+
+    def over(request: dict[str, Any], server: dict[str, Any]) -> DiffusionParams:
+        return DiffusionParams(**request).over(DiffusionParams(**server))
+
+    assert over({"iteration": "autoregressive"}, SERVER) == over(
+        {"iteration": "autoregressive"}, {}
+    )
+    assert over({"iteration": "first_token"}, draft) == over({"iteration": "first_token"}, {})
+    same = over({"iteration": {"kind": "self_speculation", "lora": "drafts"}}, draft)
+    assert (same.block_length, same.decoder) == (4, Sequential())
+    assert over({"iteration": "soft"}, SERVER).block_length == 16
+    pieces = {"iteration": "block_diffusion", "cache": "exact"}
+    assert over({"iteration": "blockwise"}, pieces).cache is None
 
 
 def test_what_a_request_leaves_out_is_the_servers_then_the_models() -> None:

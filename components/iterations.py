@@ -111,7 +111,7 @@ class Autoregressive(Iteration):
 
 
 class SelfSpeculation(Iteration):
-    """The tokens of `autoregressive` in fewer forwards: drafted by diffusion, verified causally.
+    """The tokens of `autoregressive`, several at a time: drafted by diffusion, verified causally.
 
     The decoder accepts drafts. Once a block is full of them, a causal forward shows what an
     autoregressive model would write after each: the drafts that equal it are final, and the token

@@ -210,9 +210,7 @@ def _parts(own: Iteration | None, default: Iteration | None) -> bool:
 
 def _attends_otherwise(own: Iteration | None, default: Iteration | None) -> bool:
     """Return whether caches of one iteration do not fit the other, where a model has both."""
-    if own is None or default is None:
-        return False
-    return (own.kind in _CAUSAL) != (default.kind in _CAUSAL)
+    return len({each.kind in _CAUSAL for each in (own, default) if each is not None}) == 2
 
 
 IN_DIFFUSION: Final = IN_DECODER | {

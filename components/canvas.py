@@ -133,9 +133,9 @@ class Canvas:
         # A request that exceeds the context has a canvas, and this block, before it is refused.
         stop = min(start + self.policy.block_length, self.blocks_stop, self.context)
         stop = max(stop, start)
-        causal, shift = self.policy.causal_length > 0, self.policy.logit_shift
+        causal, shift = self.policy.causal_length > 0, self.spec.logit_shift
         first_alone = self.policy.iteration.first_alone and start >= self.prompt_len
-        first_alone = first_alone and (self.policy.first_shift > 0 or not causal)
+        first_alone = first_alone and (self.spec.first_shift > 0 or not causal)
         # If its first position is decided in advance, a block reads nothing before its start.
         decided = first_alone and not self.policy.decoder.edits
         return OpenBlock(

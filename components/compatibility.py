@@ -186,24 +186,15 @@ def grown_by(params: "DiffusionParams", decoder: Decoder, spec: ModelSpec, *, ca
     return params.canvas_length
 
 
-# What to say of a model, by its plain iteration.
-_MODELS: Final = {
-    "autoregressive": "it is autoregressive",
-    "renoise": "it denoises canvases of noise",
-    "block_diffusion": "its attention is block-causal",
-    "blockwise": "its attention is bidirectional",
-}
-
-
 def check_model(
     iteration: Iteration, decoder: Decoder, cache: CachePolicy, spec: ModelSpec, *, causal: bool
 ) -> None:
     """Refuse parts that do not fit the model."""
-    plain = spec.iterations[0]
     if iteration.kind not in spec.iterations:
-        fits = f"{_MODELS[plain]}; use {plain!r}"
         raise InvalidField(
-            f"iteration {iteration.kind!r} does not fit this model: {fits}", "diffusion.iteration"
+            f"iteration {iteration.kind!r} does not fit this model; use "
+            f"{' or '.join(map(repr, spec.iterations))}",
+            "diffusion.iteration",
         )
     if iteration.renoises and decoder.kind != "entropy_bound":
         raise InvalidField(

@@ -37,7 +37,7 @@ class FirstStepKey(NamedTuple):
             return None
         canvas, block = sequence.canvas, sequence.block
         assert sequence.policy.cache.window(sequence, 0) == (0, canvas.length)
-        first = max(block.start - sequence.policy.logit_shift, 0)  # the same if it is decided alone
+        first = max(block.start - sequence.spec.logit_shift, 0)  # the same if it is decided alone
         return FirstStepKey(
             (sequence.cache_salt, sequence.lora),
             canvas.prompt,

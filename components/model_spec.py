@@ -42,9 +42,7 @@ class ModelSpec:
     logit_shift: int = 0  # the logits about position p are those of the token at p - logit_shift
     family: str = ""  # its display name
     encodes: bool = False  # a separate causal pass, an encoder's, stores the K/V of final tokens
-    next_token: bool = (
-        False  # a causal pass is about the next position, as in an autoregressive one
-    )
+    next_token: bool = False  # rows of causal passes are about the next position
     masked: bool = True  # it has a mask token
     own_iterations: tuple[str, ...] = ()  # that it runs, the default first; or else the usual ones
     sight: Sight | None = None  # the images that it takes
@@ -62,6 +60,11 @@ class ModelSpec:
             made_for = f"what the model was made for ({self.max_positions})"
             raise ValueError(f"max_model_len ({length}) exceeds {made_for}")
         return length
+
+    @property
+    def first_shift(self) -> int:
+        """The shift of a block's first position where that is decided alone."""
+        return 1 if self.next_token else self.logit_shift
 
     @property
     def iterations(self) -> tuple[str, ...]:

@@ -182,7 +182,7 @@ class DiffusionParams(PolicyPart):
             given.setdefault("canvas_length", None)
         if self.canvas_length is not None:
             given.setdefault("canvas", None)
-        if _parts(self.iteration, default.iteration):
+        if _only_one_is_next_token(self.iteration, default.iteration):
             given = _NEXT_TOKEN | given
         elif _attends_otherwise(self.iteration, default.iteration):
             given.setdefault("cache", None)
@@ -201,7 +201,7 @@ _NEXT_TOKEN: Final = {
 _CAUSAL: Final = "block_diffusion", "sub_blocks"
 
 
-def _parts(own: Iteration | None, default: Iteration | None) -> bool:
+def _only_one_is_next_token(own: Iteration | None, default: Iteration | None) -> bool:
     """Return whether only one of two iterations writes what an autoregressive model would."""
     if own is None or (default is not None and own.kind == default.kind):
         return False
@@ -235,8 +235,6 @@ class Policy:
     # If above 0, that pass is bidirectional within a piece: a block, or so many positions of the
     # prompt, counted from its end.
     pieces: int = 0
-    logit_shift: int = 0  # the logits about position p are those of the token at p - logit_shift
-    first_shift: int = 0  # the same for a first position that is decided alone
 
     @property
     def shares_prefixes(self) -> bool:
@@ -279,8 +277,6 @@ class Policy:
             fixed=params.canvas == "fixed" and (pieces > 0 or not causal),
             encodes=encodes or pieces > 0,
             pieces=pieces,
-            logit_shift=spec.logit_shift,
-            first_shift=int(spec.next_token) or spec.logit_shift,
         )
         check_pairs(Asked(policy))
         return policy

@@ -169,7 +169,7 @@ class Sequence:
         """Return how far before a position the row about it is, in the next step."""
         if self.block.drafted:
             return int(self.block.verifies)
-        return self.policy.first_shift if alone else self.policy.logit_shift
+        return self.spec.first_shift if alone else self.spec.logit_shift
 
     def cut(self, length: int) -> None:
         """End the block after this many positions: its other drafts were wrong."""

@@ -130,6 +130,6 @@ def _wanted(sequence: Sequence, window: Span, *, only_first: bool) -> Tensor:
     if sequence.policy.decoder.edits:
         wanted = positions >= sequence.canvas.prompt_len
     if sequence.policy.cache.follows_masks:
-        first = window.start + sequence.policy.logit_shift
+        first = window.start + sequence.spec.logit_shift
         wanted = wanted & (positions >= first) & (positions < window.stop)
     return wanted

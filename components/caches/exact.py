@@ -31,5 +31,5 @@ def block_window(sequence: "Sequence", step: int) -> tuple[int, int]:
     if step > 0:
         return block.read_start, block.kv_stop
     if block.first_alone:  # the position before the block decides the first one
-        return min(clean_end, block.start - sequence.policy.first_shift), block.start
+        return min(clean_end, block.start - sequence.spec.first_shift), block.start
     return min(clean_end, block.read_start), block.kv_stop

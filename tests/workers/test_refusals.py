@@ -68,7 +68,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bi", part("block_diffusion"), "use 'blockwise'"),
     ("bi", part("soft", decoder={"kind": "fixed"}), "takes a decoder with a threshold"),
     ("bi", part("soft", cfg_scale=1), "cfg_scale"),
-    ("causal", part("renoise"), "block-causal; use 'block_diffusion'"),
+    ("causal", part("renoise"), "use 'block_diffusion' or 'sub_blocks'"),
     ("sub-blocks", part("block_diffusion", cache={"kind": "sub_block"}), "use 'exact'"),
     ("sub-blocks", part("sub_blocks", decoder={"kind": "fixed"}), "use 'threshold'"),
     (

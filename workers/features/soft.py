@@ -71,7 +71,7 @@ class Soft(Feature):
             stop = min(window.stop, block.sequence.canvas.blocks_stop)
             positions = torch.arange(start, max(stop, start))
             tokens.append(_tokens(head, block, positions))
-            outside.append(tokens[-1] - block.sequence.policy.logit_shift)
+            outside.append(tokens[-1] - block.sequence.spec.logit_shift)
             numbers.append((positions, block.number))
         for each in outside:
             head.read(each)

@@ -1,10 +1,12 @@
 """How a generation moves from block to block, and what its masks look like to the model."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
 from diffray.components.config import PolicyPart
+
+_CAUSAL: Final = "block_diffusion", "sub_blocks"
 
 
 class Iteration(PolicyPart):
@@ -191,3 +193,15 @@ class Renoise(Iteration):
         """Return the schedule's temperature times the request's."""
         left = (self.max_steps - step) / self.max_steps
         return (self.t_min + (self.t_max - self.t_min) * left) * asked
+
+
+def only_one_is_next_token(own: Iteration | None, default: Iteration | None) -> bool:
+    """Return whether only one of two iterations writes what an autoregressive model would."""
+    if own is None or (default is not None and own.kind == default.kind):
+        return False
+    return own.next_token or (default is not None and default.next_token)
+
+
+def attends_otherwise(own: Iteration | None, default: Iteration | None) -> bool:
+    """Return whether caches of one iteration do not fit the other, where a model has both."""
+    return len({each.kind in _CAUSAL for each in (own, default) if each is not None}) == 2

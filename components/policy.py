@@ -50,6 +50,8 @@ from diffray.components.iterations import (
     SelfSpeculation,
     Soft,
     SubBlocks,
+    attends_otherwise,
+    only_one_is_next_token,
 )
 from diffray.components.model_spec import ModelSpec
 from diffray.components.speculation import Verify
@@ -182,9 +184,9 @@ class DiffusionParams(PolicyPart):
             given.setdefault("canvas_length", None)
         if self.canvas_length is not None:
             given.setdefault("canvas", None)
-        if _only_one_is_next_token(self.iteration, default.iteration):
+        if only_one_is_next_token(self.iteration, default.iteration):
             given = _NEXT_TOKEN | given
-        elif _attends_otherwise(self.iteration, default.iteration):
+        elif attends_otherwise(self.iteration, default.iteration):
             given.setdefault("cache", None)
         found = default.model_copy(update=given)
         if "decoder" in given or found.decoder is None or found.canvas == "pinned":
@@ -198,20 +200,6 @@ _NEXT_TOKEN: Final = {
     **dict.fromkeys(("canvas", "canvas_length", "slot_length"), None),
     **{"cfg_scale": 0.0, "zero_confidence_token_ids": ()},
 }
-_CAUSAL: Final = "block_diffusion", "sub_blocks"
-
-
-def _only_one_is_next_token(own: Iteration | None, default: Iteration | None) -> bool:
-    """Return whether only one of two iterations writes what an autoregressive model would."""
-    if own is None or (default is not None and own.kind == default.kind):
-        return False
-    return own.next_token or (default is not None and default.next_token)
-
-
-def _attends_otherwise(own: Iteration | None, default: Iteration | None) -> bool:
-    """Return whether caches of one iteration do not fit the other, where a model has both."""
-    return len({each.kind in _CAUSAL for each in (own, default) if each is not None}) == 2
-
 
 IN_DIFFUSION: Final = IN_DECODER | {
     name: f'write diffusion: {{"{name}": ...}}' for name in DiffusionParams.model_fields

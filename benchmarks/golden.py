@@ -34,6 +34,7 @@ FAMILIES = {
     "diffusion_gemma": "diffusion_gemma",
     "dream": "dream",
     "fast_dllm_v2": "fast_dllm_v2",
+    "idlm": "idlm",
     "llada": "llada",
     "nemotron_labs_diffusion": "nemotron_labs_diffusion",
     "llada_moe": "llada_moe",
@@ -74,7 +75,7 @@ _NAMES = {
     ),
 }
 
-DRAFTS = "linear_spec_lora"  # the folder of Nemotron's adapter, and its name here
+DRAFTS = "linear_spec_lora"  # the folder of Nemotron's adapter for drafts, and its name here
 
 Case = dict[str, Any]
 
@@ -112,6 +113,8 @@ def renamed(case: Case) -> Case:
         return case | parts | {"steps_per_block": case["block_length"]}
     if "seed_token" in case:
         return _nemotron(case)
+    if case.get("mode") == "introspective":
+        return case | {"lora": "drafts"}
     if case.get("mode") == "self_speculation":
         drafts = {"threshold": case["draft_threshold"]} if case["draft_threshold"] else {}
         return case | {"decoder": "threshold", "lora": "drafts"} | (drafts or {"step_limit": 1})

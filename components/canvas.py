@@ -42,6 +42,7 @@ class OpenBlock:
     num_prompt: int  # positions of the prompt at its start
     masked: Tensor  # masks left, on the host
     drafted: bool = False  # whether its tokens are drafts until they are verified
+    num_drafts: int = 0  # how many, from its start
     step: int = 0  # denoising steps so far
     post_steps: int = 0  # those of them after the last mask
     memory: Memory | None = None  # if its decoder gives credit
@@ -53,8 +54,13 @@ class OpenBlock:
 
     @property
     def verifies(self) -> bool:
-        """Whether the next step verifies drafts: all but the last position, which has none."""
-        return self.drafted and not self.masked[:-1].any()
+        """Whether the next step verifies drafts."""
+        return self.drafted and not self.masked[: self.num_drafts].any()
+
+    @property
+    def adapted_start(self) -> int:
+        """The first token of a step that an adapter of drafts changes."""
+        return self.start + self.num_drafts if self.verifies else self.read_start
 
     @property
     def final_stop(self) -> int:
@@ -75,6 +81,7 @@ class Canvas:
     spec: ModelSpec
     context: int  # the most positions that it may have
     final: list[int] = field(init=False, default_factory=list)  # tokens of finished blocks
+    num_drafts: int = field(init=False, default=0)  # on the device, behind the final tokens
     prompt_len: int = field(init=False)
     anchor: int = field(init=False)
     limit: int = field(init=False)  # the end of the requested tokens

@@ -219,14 +219,15 @@ def check_model(
 
 def check_together(iteration: Iteration, decoder: Decoder, cache: CachePolicy, length: int) -> None:
     """Refuse parts of a policy that do not go together."""
-    if iteration.kind == "autoregressive":
-        for name, differs in (("decoder", decoder != Sequential()), ("block_length", length > 1)):
-            if differs:
-                raise InvalidField(
-                    f"{name} does not go with iteration 'autoregressive', which writes one token "
-                    "at each step; leave it out",
-                    f"diffusion.{name}",
-                )
+    alone, strided = iteration.kind == "autoregressive", iteration.strided
+    for name, differs in (("decoder", decoder != Sequential()), ("block_length", length > 1)):
+        if differs and (alone or (strided and name == "decoder")):
+            raise InvalidField(
+                f"{name} does not go with iteration {iteration.kind!r}, which "
+                + ("accepts what it verified" if strided else "writes one token at each step")
+                + "; leave it out",
+                f"diffusion.{name}",
+            )
     if iteration.drafts and (_unforeseen(decoder) or decoder.counts_canvas):
         raise InvalidField(
             f"decoder {decoder.kind!r} does not go with iteration {iteration.kind!r}, whose drafts "

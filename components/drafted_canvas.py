@@ -11,14 +11,16 @@ from diffray.components.canvas import Canvas, OpenBlock
 class DraftedCanvas(Canvas):
     """Blocks of up to `block_length` tokens, of which the last follows the drafts.
 
-    A block is run from the position before it, whose token is final but whose K/V are not.
+    A block is run from the position before it, whose token is final but whose K/V are not. If the
+    iteration is strided, drafts of the step before precede it, and only they are not masked.
     """
 
     def set_end(self, index: int) -> None:
         """Set where it ends: the last block may draft more than was asked for."""
         self.limit = self.prompt_len + self.max_tokens
         self.num_blocks = self.added_blocks = self.max_tokens  # one of them takes a token or more
-        self.blocks_stop = self.limit + self.policy.block_length - 1
+        strided = self.policy.iteration.strided
+        self.blocks_stop = self.limit + (0 if strided else self.policy.block_length - 1)
         self.blocks_stop = max(min(self.blocks_stop, self.context), self.limit)
 
     def is_last(self, block: OpenBlock, *, ended: bool) -> bool:
@@ -30,8 +32,13 @@ class DraftedCanvas(Canvas):
     def block_at(self, index: int) -> OpenBlock:
         start = self.prompt_len + len(self.final)
         # Drafts follow a token of the answer, so the first one is written alone.
-        length = self.policy.block_length if self.final else 1
+        length = self.num_drafts + self.policy.block_length if self.final else 1
         stop = max(min(start + length, self.blocks_stop), start)
+        length = stop - start
+        masked, drafts = torch.ones(length, dtype=torch.bool), max(length - 1, 0)
+        if self.policy.iteration.strided:
+            drafts = min(drafts, self.num_drafts)
+            masked[:drafts] = False
         return OpenBlock(
             index=index,
             start=start,
@@ -40,6 +47,7 @@ class DraftedCanvas(Canvas):
             read_start=start - 1,
             first_alone=False,
             num_prompt=0,
-            masked=torch.ones(stop - start, dtype=torch.bool),
+            masked=masked,
             drafted=True,
+            num_drafts=drafts,
         )

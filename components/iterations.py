@@ -6,6 +6,7 @@ from pydantic import Field
 
 from diffray.components.config import PolicyPart
 
+_STRIDE: Final = 4  # of I-DLM's adapters, whose models do not say
 _CAUSAL: Final = "block_diffusion", "sub_blocks"
 
 
@@ -21,6 +22,7 @@ class Iteration(PolicyPart):
     renoises: ClassVar[bool] = False  # masks show noise; a block's tokens become final together
     next_token: ClassVar[bool] = False  # writes what an autoregressive model would
     drafts: ClassVar[bool] = False  # a block's tokens are drafts, which a causal forward verifies
+    strided: ClassVar[bool] = False  # the forward that verifies them drafts the next ones too
 
     kind: str  # subclasses have one value
     early_stop: bool = Field(True, description="End the generation at its first end token.")
@@ -33,6 +35,10 @@ class Iteration(PolicyPart):
     def sub_block(self) -> int:
         """Return the length of sub-blocks, decided from left to right; 0 if there are none."""
         return 0
+
+    def length(self, own: int) -> int:
+        """Return the default block length, given the model's own."""
+        return own
 
     def weight(self, step: int) -> float:
         """Return the weight of the soft embedding at this step."""
@@ -111,8 +117,27 @@ class Autoregressive(Iteration):
 
     kind: Literal["autoregressive"] = "autoregressive"
 
+    def length(self, own: int) -> int:
+        return 1
 
-class SelfSpeculation(Iteration):
+
+class Drafted(Iteration):
+    """The tokens of `autoregressive`, several at a time: drafts that a causal forward verifies."""
+
+    next_token: ClassVar[bool] = True
+    drafts: ClassVar[bool] = True
+
+    lora: Literal["all", "drafts"] = Field(
+        "all",
+        description="Where a request's adapter acts: on all tokens, or on those that draft.",
+    )
+
+    @property
+    def adapts_drafts(self) -> bool:
+        return self.lora == "drafts"
+
+
+class SelfSpeculation(Drafted):
     """The tokens of `autoregressive`, several at a time: drafted by diffusion, verified causally.
 
     The decoder accepts drafts. Once a block is full of them, a causal forward shows what an
@@ -120,18 +145,23 @@ class SelfSpeculation(Iteration):
     after them too. The next block starts there.
     """
 
-    next_token: ClassVar[bool] = True
-    drafts: ClassVar[bool] = True
-
     kind: Literal["self_speculation"] = "self_speculation"
-    lora: Literal["all", "drafts"] = Field(
-        "all",
-        description="Where a request's adapter acts: in all forwards, or in those that draft.",
-    )
 
-    @property
-    def adapts_drafts(self) -> bool:
-        return self.lora == "drafts"
+
+class Introspective(Drafted):
+    """The tokens of `autoregressive`, several at a time, as I-DLM writes them.
+
+    All attention is causal. A forward runs drafts and masks behind them: it shows what follows
+    each draft, so those that are right are final, with the token after them; and if all are, the
+    masks' tokens are the next drafts. A block is the most tokens that a forward makes final.
+    """
+
+    strided: ClassVar[bool] = True
+
+    kind: Literal["introspective"] = "introspective"
+
+    def length(self, own: int) -> int:
+        return own if own > 1 else _STRIDE
 
 
 class Soft(Iteration):
@@ -195,8 +225,8 @@ class Renoise(Iteration):
         return (self.t_min + (self.t_max - self.t_min) * left) * asked
 
 
-def only_one_is_next_token(own: Iteration | None, default: Iteration | None) -> bool:
-    """Return whether only one of two iterations writes what an autoregressive model would."""
+def decides_otherwise(own: Iteration | None, default: Iteration | None) -> bool:
+    """Return whether what decides tokens in one iteration means nothing to the other."""
     if own is None or (default is not None and own.kind == default.kind):
         return False
     return own.next_token or (default is not None and default.next_token)

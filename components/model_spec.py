@@ -19,7 +19,7 @@ class Denoising(NamedTuple):
     decoder: Mapping[str, Any] = THRESHOLD
     sampler: Mapping[str, str] = {}
     iterations: tuple[str, ...] = ()
-    masked: bool = True
+    masked: bool | None = True
     encodes: bool = False
     next_token: bool = False
     iteration: Mapping[str, Any] = {}
@@ -43,7 +43,7 @@ class ModelSpec:
     family: str = ""  # its display name
     encodes: bool = False  # a separate causal pass, an encoder's, stores the K/V of final tokens
     next_token: bool = False  # rows of causal passes are about the next position
-    masked: bool = True  # it has a mask token
+    masked: bool | None = True  # it has a mask token; None: only adapters may have one
     own_iterations: tuple[str, ...] = ()  # that it runs, the default first; or else the usual ones
     sight: Sight | None = None  # the images that it takes
     own_shapes: tuple[tuple[int, int], ...] = ()  # of each layer's keys, where they differ

@@ -45,13 +45,14 @@ from diffray.components.iterations import (
     BlockDiffusion,
     Blockwise,
     FirstToken,
+    Introspective,
     Iteration,
     Renoise,
     SelfSpeculation,
     Soft,
     SubBlocks,
     attends_otherwise,
-    only_one_is_next_token,
+    decides_otherwise,
 )
 from diffray.components.model_spec import ModelSpec
 from diffray.components.speculation import Verify
@@ -64,7 +65,8 @@ AnyIteration = Annotated[
     | Soft
     | Renoise
     | Autoregressive
-    | SelfSpeculation,
+    | SelfSpeculation
+    | Introspective,
     Field(discriminator="kind"),
     OrKind(),
 ]
@@ -184,7 +186,7 @@ class DiffusionParams(PolicyPart):
             given.setdefault("canvas_length", None)
         if self.canvas_length is not None:
             given.setdefault("canvas", None)
-        if only_one_is_next_token(self.iteration, default.iteration):
+        if decides_otherwise(self.iteration, default.iteration):
             given = _NEXT_TOKEN | given
         elif attends_otherwise(self.iteration, default.iteration):
             given.setdefault("cache", None)
@@ -241,13 +243,13 @@ class Policy:
         decoder = params.decoder or _default_decoder(params, spec)
         iteration = params.iteration or _default_iteration(params, decoder, spec)
         encodes = spec.encodes and iteration.kind != "autoregressive"
-        length = params.block_length or (spec.block_length if encodes == spec.encodes else 1)
+        length = params.block_length or iteration.length(spec.block_length)
         pieces = _pieces(iteration, spec, length)
         causal = spec.block_causal or pieces > 0
         cache = params.cache or (Exact() if causal else Dual())
         causal_length = 0
         if causal:
-            causal_length = 1 if encodes and not pieces else length
+            causal_length = 1 if (encodes or iteration.next_token) and not pieces else length
         if pinned and params.block_length is None:
             length = pinned + max(causal_length - 1, 0)  # it may start in a block of attention
         check_model(iteration, decoder, cache, spec, causal=causal)
@@ -280,9 +282,11 @@ class Policy:
         return about | {name: part.model_dump(exclude_none=True) for name, part in parts.items()}
 
 
-def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
-    """Return which iterations and caches fit a model, and whether suffixes and images do."""
+def accepted_by(spec: ModelSpec, *, masked: bool = True) -> dict[str, list[str] | bool]:
+    """Return which iterations and caches fit a model, and whether suffixes and images do.
 
+    Where no mask token is known, no iteration that needs one does.
+    """
     caches: tuple[type[CachePolicy], ...] = get_args(get_args(AnyCache)[0])
     causal = spec.block_causal or "block_diffusion" in spec.iterations
     fits = [
@@ -291,7 +295,7 @@ def accepted_by(spec: ModelSpec) -> dict[str, list[str] | bool]:
         for each in caches
     ]
     return {
-        "iteration": [*spec.iterations],
+        "iteration": [k for k in spec.iterations if masked or k != "introspective"],
         "cache": [each.model_fields["kind"].default for each in compress(caches, fits)],
         "suffix": not spec.block_causal,
         "images": spec.sight is not None,
@@ -317,7 +321,7 @@ def _default_decoder(params: DiffusionParams, spec: ModelSpec) -> Decoder:
     has_sub_blocks = params.iteration is not None and params.iteration.sub_block()
     if params.canvas == "pinned" and not has_sub_blocks:
         return WholeSlots()
-    if isinstance(params.iteration, Autoregressive):
+    if isinstance(params.iteration, Autoregressive | Introspective):
         return Sequential()
     if isinstance(params.iteration, SelfSpeculation):
         return Threshold(step_limit=1)

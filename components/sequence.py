@@ -156,9 +156,11 @@ class Sequence:
         """Return whether a window from here on denoises the block, if it does not encode it."""
         return start >= self.block.read_start and not self.block.verifies
 
-    def adapter_at(self, start: int) -> LoRA | None:
-        """Return the adapter of a window from here on."""
-        return self.lora if self.stored_lora is self.lora or self._denoises(start) else None
+    def adapted(self, start: int, stop: int) -> range:
+        """Return the positions of a window whose tokens the adapter changes."""
+        if self.stored_lora is None:
+            start = max(start, self.block.adapted_start)
+        return range(start, stop) if self.lora is not None else range(0)
 
     @property
     def stored_lora(self) -> LoRA | None:
@@ -172,8 +174,14 @@ class Sequence:
         return self.spec.first_shift if alone else self.spec.logit_shift
 
     def cut(self, length: int) -> None:
-        """End the block after this many positions: its other drafts were wrong."""
-        self.block.stop = self.block.start + length
+        """End a block after this many positions: its other drafts were wrong.
+
+        If none was, what a strided step wrote behind them are the next drafts.
+        """
+        block = self.block
+        whole = self.policy.iteration.strided and length > block.num_drafts
+        self.canvas.num_drafts = block.length - length if whole else 0
+        block.stop = block.start + length
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Split the final positions [start, stop) into the ranges that are encoded together."""
@@ -231,7 +239,7 @@ class Sequence:
         if self.restarts:
             index = self.steps_before = self.state = 0
             self.canvas.restart()
-        self.kv.clean_end = 0
+        self.kv.clean_end = self.canvas.num_drafts = 0
         self._enter(index)
 
     @property

@@ -161,6 +161,12 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
     pinned = 0 if template is None else slots_stop(template.cells)
     policy = Policy.resolve(params.diffusion, spec, pinned, suffix=bool(request.suffix))
     automaton = _automaton(request, limits, end_ids)
+    if policy.iteration.drafts and limits.mask_token_id < 0:
+        raise InvalidField(
+            f"iteration {policy.iteration.kind!r} needs a mask token, which this model has not; "
+            "start with --mask-token-id, as the adapter's authors say",
+            "diffusion.iteration",
+        )
     if policy.iteration.drafts and reads_back(Asked(policy, params, automaton=bool(automaton))):
         policy = replace(policy, block_length=1)  # logits hang on the drafts before them
     context = limits.positions(guided=params.diffusion.cfg_scale > 0)

@@ -98,9 +98,10 @@ def _adapted(windows: list[Span], offsets: list[int], device: torch.device) -> t
     """Return the packed tokens of each adapter's windows."""
     tokens: dict[LoRA, list[Tensor]] = {}
     for span, at in zip(windows, offsets, strict=True):
-        if (lora := span.sequence.adapter_at(span.start)) is not None:
-            own = torch.arange(at, at + span.stop - span.start)
-            tokens.setdefault(lora, []).append(own)
+        lora, own = span.sequence.lora, span.sequence.adapted(span.start, span.stop)
+        if lora is not None and own:
+            at -= span.start
+            tokens.setdefault(lora, []).append(torch.arange(at + own.start, at + own.stop))
     return tuple(Adapted(lora, send(torch.cat(own), device)) for lora, own in tokens.items())
 
 

@@ -91,7 +91,9 @@ class Service:
         usual = diffusion or DiffusionParams(), defaults or GenerationDefaults()
         self._params = ParamsBuilder(engine.limits, tokenizer, *usual)
         self._about: Json = {"description": description or None, "examples": list(examples)}
-        self._about |= {"accepts": accepted_by(engine.limits.spec)}
+        self._about |= {
+            "accepts": accepted_by(engine.limits.spec, masked=engine.limits.mask_token_id >= 0)
+        }
         self._runner = Runner(engine, self.metrics, deadline)
         self._tokens = Tokens(tokenizer, engine.limits)
         self._prompts = PromptReader(

@@ -25,14 +25,14 @@ def special_ids(
     *,
     mask_token_id: int | None = None,
     eos_token_id: int | Items[int] | None = None,
-    masked: bool = True,
+    masked: bool | None = True,
 ) -> tuple[int, tuple[int, ...]]:
     """Return the mask id and the end ids; given values take precedence over the files.
 
-    Models that are not `masked` have no mask.
+    Models that are not `masked` have no mask; where it is None, an adapter may have one.
     """
     masks = _as_ids(mask_token_id, "mask_token_id")
-    if masks and not masked:
+    if masks and masked is False:
         raise CheckpointError(f"mask_token_id is {masks[0]}, but this model has none; leave it out")
     masks = masks or (find_ids(path, config, "mask") if masked else (NO_MASK,))
     ends = _as_ids(eos_token_id, "eos_token_id") or find_ids(path, config, "eos")

@@ -63,6 +63,7 @@ ADVICE: Final = {
         "dllm",
         {"decoder": _A2D["decoder"]},
     ),
+    "I-DLM": Advice(("exact", "none"), (), "the authors' serving system"),
     "Llama": _CAUSAL,
     "Qwen2": _CAUSAL,
     "Qwen3": _CAUSAL,

@@ -1,7 +1,8 @@
 """Autoregressive models with Llama's or Qwen's layers: blocks of one token.
 
 A token's logits are those of the position before it, which the same forward stores. So there is
-no mask token: a position is first run when its token is known.
+no mask token: a position is first run when its token is known. Only `introspective` needs one, for
+which an adapter was trained.
 """
 
 from typing import Final
@@ -21,8 +22,8 @@ _DENOISING: Final = Denoising(
     block_length=1,
     next_token=True,
     decoder={"kind": "sequential"},
-    iterations=("autoregressive",),
-    masked=False,
+    iterations=("autoregressive", "introspective"),
+    masked=None,
 )
 
 

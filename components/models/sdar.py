@@ -1,4 +1,7 @@
-"""SDAR and TraDo: Qwen3's stack, dense or with routed experts; block-causal attention."""
+"""SDAR and TraDo: Qwen3's stack, dense or with routed experts; block-causal attention.
+
+I-DLM too has SDAR's names, but causal attention, and rows about the next position.
+"""
 
 from typing import Final
 
@@ -21,8 +24,10 @@ def build_sdar(
     config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = TORCH
 ) -> Denoiser:
     """Return the dense model, without storage."""
-    fields = Fields(config, "SDAR")
-    return dense(fields, QWEN3, _denoising(fields), mesh, dtype, kernels)
+    introspective = config.get("use_regular_causal") is True
+    fields = Fields(config, "I-DLM" if introspective else "SDAR")
+    made = _introspective(fields) if introspective else _denoising(fields)
+    return dense(fields, QWEN3, made, mesh, dtype, kernels)
 
 
 def build_sdar_moe(
@@ -50,5 +55,15 @@ def build_sdar_moe(
 def _denoising(fields: Fields) -> Denoising:
     # Checkpoints were trained with 4 to 64. The configs of the first, with 4, do not say so.
     block = fields.count("block_size", 4)
-    fields.only("use_regular_causal", False)  # I-DLM has SDAR's names, and other masks
+    fields.only("use_regular_causal", False)
     return Denoising(block_causal=True, block_length=block, decoder=DECODER)
+
+
+def _introspective(fields: Fields) -> Denoising:
+    return Denoising(
+        block_causal=True,
+        block_length=fields.count("block_size", 3) + 1,  # a token follows the drafts
+        next_token=True,
+        decoder={"kind": "sequential"},
+        iterations=("introspective", "autoregressive"),
+    )

@@ -22,8 +22,8 @@ from tests.helpers.tiny_checkpoints import (
 )
 
 FAMILIES = (
-    "A2D|Nemotron-Labs-Diffusion|Llama|Qwen2|Qwen3|LLaDA|LLaDA-MoE|LLaDA2|Dream|Fast-dLLM v2|SDAR|"
-    "SDAR-MoE"
+    "A2D|Nemotron-Labs-Diffusion|I-DLM|Llama|Qwen2|Qwen3|LLaDA|LLaDA-MoE|LLaDA2|Dream|"
+    "Fast-dLLM v2|SDAR|SDAR-MoE"
 )
 _STACK = "vocab_size hidden_size num_hidden_layers num_attention_heads"
 _QWEN = f"{_STACK} max_position_embeddings rope_theta"
@@ -40,6 +40,7 @@ NEEDED = {
     "ar_qwen3": f"{_QWEN} intermediate_size",
     "dream": f"{_QWEN} intermediate_size",
     "fast_dllm_v2": f"{_QWEN} intermediate_size",
+    "idlm": f"{_QWEN} intermediate_size",
     "nemotron_labs_diffusion": f"{_QWEN} intermediate_size rope_theta factor",
     "sdar": f"{_QWEN} intermediate_size",
     "sdar_moe": f"{_QWEN} {_EXPERTS} moe_intermediate_size norm_topk_prob",
@@ -142,13 +143,13 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (SDAR, {
         "attention_bias": True, "hidden_act": "gelu", "use_sliding_window": True,
         "rope_scaling": {"rope_type": "longrope", "factor": 4.0}, "block_size": 0,
-        "use_regular_causal": True,
+        "use_regular_causal": "no",
     }),
     (QWEN3, {"mask_token_id": 151669, "layer_types": ["sliding_attention"]}),
     (LLAMA, {"mlp_bias": True, "sliding_window": 4096, "attention_bias": True}),
     (SDAR_MOE, {
         "norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [0],
-        "num_experts_per_tok": 9,
+        "num_experts_per_tok": 9, "use_regular_causal": True,
     }),
 ]  # fmt: skip
 

@@ -31,8 +31,8 @@ from tests.helpers.tiny_checkpoints import (
 )
 
 NAMES = (
-    "a2d_qwen3 ar_llama ar_qwen3 dream fast_dllm_v2 llada llada_moe llada_moe_fused llada2_moe "
-    "nemotron_labs_diffusion sdar sdar_moe"
+    "a2d_qwen3 ar_llama ar_qwen3 dream fast_dllm_v2 idlm llada llada_moe llada_moe_fused "
+    "llada2_moe nemotron_labs_diffusion sdar sdar_moe"
 ).split()
 ATTENTION = {"causal": (1,), "causal prompt of 20, bidirectional block of 16": (0, 20)}
 

@@ -40,6 +40,7 @@ ROWS = {
     "Fast-dLLM v2": Row("fast_dllm_v2", "fast_dllm_v2", 8),
     "Nemotron": Row("nemotron_labs_diffusion", "nemotron_labs_diffusion", 3),
     "A2D": Row("a2d_qwen3", "a2d_qwen3", 5, shares=False),
+    "I-DLM": Row("idlm", "idlm", 4),
     "SDAR": Row("sdar", "sdar", 12),
     "SDAR-MoE": Row("sdar_moe", "sdar_moe", 12),
     "DiffusionGemma": Row("diffusion_gemma", "diffusion_gemma", 7, masked=False),

@@ -28,14 +28,15 @@ class Drafting(Feature):
     waits = uses  # only a verified block has an end
 
     def begin(self, rows: "BatchState") -> None:
-        facts = [
-            (s.block.verifies, s.block.length - 1 if s.block.drafted else s.block.length)
-            for s in (row.sequence for row in rows.rows)
-        ]
-        verifies_B, drafts_B = send(torch.tensor(facts).T.contiguous(), rows.device)
-        self.verifies_B1 = verifies_B.bool().unsqueeze(1)
-        at_L = torch.arange(rows.length, device=rows.device)
-        self.drafted_BL = at_L < drafts_B.unsqueeze(1)  # the last position of a block has no draft
+        facts = []
+        for s in (row.sequence for row in rows.rows):
+            drafts = s.block.num_drafts if s.block.drafted else s.block.length
+            facts.append((s.block.verifies, s.policy.iteration.strided, drafts))
+        facts_B1 = send(torch.tensor(facts).T.contiguous(), rows.device).unsqueeze(2)
+        verifies_B1, strided_B1, self.drafts_B1 = facts_B1.unbind()
+        self.verifies_B1, self.strided_B1 = verifies_B1.bool(), strided_B1.bool()
+        self.at_L = torch.arange(rows.length, device=rows.device)
+        self.drafted_BL = self.at_L < self.drafts_B1
 
     def show(self, rows: "BatchState", block: Block) -> Block:
         open_BL = block.masked_BL & self.drafted_BL
@@ -51,10 +52,12 @@ class Drafting(Feature):
         step.accepted_BL = torch.where(self.verifies_B1, final_BL, step.accepted_BL)
 
     def after(self, rows: "BatchState", step: Acceptance) -> None:
-        """Mask the drafts that were wrong."""
-        wrong_BL = self.verifies_B1 & rows.places.inside_BL & ~step.accepted_BL
-        rows.ids_BL = rows.ids_BL.masked_fill(wrong_BL, rows.slots.mask_token_id)
-        rows.masked_BL = rows.masked_BL | wrong_BL
+        """Mask the drafts that were wrong; if a strided row has none, show it the next ones."""
+        left_BL = self.verifies_B1 & rows.places.inside_BL & ~step.accepted_BL
+        whole_B1 = (step.accepted_BL & (self.at_L == self.drafts_B1)).any(1, keepdim=True)
+        shown_BL = step.proposal.ids_BL.where(whole_B1 & self.strided_B1, rows.slots.mask_token_id)
+        rows.ids_BL = shown_BL.where(left_BL, rows.ids_BL)
+        rows.masked_BL = rows.masked_BL | left_BL
 
     def done(self, rows: "BatchState", step: Acceptance, done_B: Tensor) -> Tensor:
         verified_B: Tensor = done_B | self.verifies_B1.squeeze(1)

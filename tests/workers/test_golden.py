@@ -43,9 +43,12 @@ def mask(family: str) -> int | None:
 
 
 def shortest_of_each(cases: list[Case]) -> list[Case]:
-    """Return one case for each decoder and cache."""
+    """Return one case for each decoder and cache, with and without what else there is."""
     longest_first = sorted(cases, key=lambda case: (-case["gen_length"], -case.get("forwards", 0)))
-    found = {(case["decoder"], case["cache"], "image" in case): case for case in longest_first}
+    found = {
+        (case["decoder"], case["cache"], "image" in case, case.get("draft_lora")): case
+        for case in longest_first
+    }
     return list(found.values())
 
 

@@ -109,9 +109,9 @@ class Experts(nn.Module):
         if not adapted:
             return self.kernels.experts(x_TH, self.weights, own)
         # Rows without an adapter stay the same, bit for bit; without such rows, skip this pass.
-        some = sum(len(tokens_A) for _, tokens_A in adapted) < len(x_TH)
+        some = sum(len(each.tokens_A) for each in adapted) < len(x_TH)
         out_TH = self.kernels.experts(x_TH, self.weights, own) if some else torch.empty_like(x_TH)
-        for lora, tokens_A in adapted:
+        for lora, tokens_A, _ in adapted:
             chosen = own.ids_TK[tokens_A], own.weights_TK[tokens_A]
             out_TH.index_copy_(0, tokens_A, self._with(lora, x_TH[tokens_A], *chosen))
         return out_TH

@@ -17,6 +17,16 @@ class Adapted(NamedTuple):
 
     lora: LoRA
     tokens_A: Tensor
+    span: slice | None = None  # the same, where they follow one another
+
+    def of(self, x_TI: Tensor) -> Tensor:
+        return x_TI.index_select(0, self.tokens_A) if self.span is None else x_TI[self.span]
+
+    def add(self, y_TO: Tensor, more_AO: Tensor) -> None:
+        if self.span is None:
+            y_TO.index_add_(0, self.tokens_A, more_AO)
+        else:
+            y_TO[self.span].add_(more_AO)
 
 
 class Running:
@@ -54,10 +64,10 @@ class LowRank:
 
     def add(self, y_TO: Tensor, x_TI: Tensor) -> Tensor:
         """Add to a product of the matrix; rows of other requests are not touched."""
-        for lora, tokens_A in self.adapted:
-            x_AI = x_TI.index_select(0, tokens_A)
-            for delta in self.deltas[lora][0]:
-                delta.rows(y_TO).index_add_(0, tokens_A, delta.of(x_AI))
+        for each in self.adapted:
+            x_AI = each.of(x_TI)
+            for delta in self.deltas[each.lora][0]:
+                each.add(delta.rows(y_TO), delta.of(x_AI))
         return y_TO
 
     def add_to_expert(self, y_PO: Tensor, x_PI: Tensor, lora: LoRA, expert: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from diffray.components.checkpoints.folder import pinned, read_config, resolve
+from diffray.components.checkpoints.folder import drafter_of, pinned, read_config, resolve
 from diffray.components.checkpoints.lora import MAX_RANK, Adapter, add_adapter, remove_adapter
 from diffray.components.config import InvalidField
 from diffray.components.denoiser import Denoiser
@@ -47,6 +47,14 @@ class Adapters:
         for each in unused[: max(len(self._loaded) - self._most, 0)]:
             remove_adapter(self._model, each)
             del self._loaded[each]
+
+    def enter_drafter(self, checkpoint: Path) -> LoRA | None:
+        """Load the adapter that comes with a checkpoint, if one does."""
+        if (drafter := drafter_of(checkpoint)) is None:
+            return None
+        lora = LoRA(drafter.name, str(drafter), 0)
+        self.enter(lora, ())
+        return lora
 
     def forget(self) -> None:
         """Unload all adapters; requests that name them load them again."""

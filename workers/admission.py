@@ -169,6 +169,7 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
         )
     if policy.iteration.drafts and reads_back(Asked(policy, params, automaton=bool(automaton))):
         policy = replace(policy, block_length=1)  # logits hang on the drafts before them
+    drafter = limits.drafter if policy.iteration.adapts_drafts else None
     context = limits.positions(guided=params.diffusion.cfg_scale > 0)
     parts = request.prompt, request.suffix, params.max_tokens, policy, spec, context
     kind = DraftedCanvas if policy.iteration.drafts else Canvas
@@ -179,7 +180,7 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
         end_ids=end_ids,
         watch=request.watch,
         cache_salt=request.cache_salt,
-        lora=request.lora,
+        lora=request.lora or drafter,
         automaton=automaton,
         images=images_of(request.prompt, request.images, spec.sight),
     )

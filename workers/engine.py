@@ -12,6 +12,7 @@ import torch
 
 from diffray.components.backend import with_threads
 from diffray.components.kv_pool import KVPool
+from diffray.components.lora import LoRA
 from diffray.components.mesh import Mesh
 from diffray.components.model import Model
 from diffray.components.prefixes import num_held
@@ -59,6 +60,7 @@ class Engine:
         most_windows = None if graphs is None else slots.num_slots
         self.changes = changes  # None: its weights cannot be replaced
         self.adapters: Adapters | None = None  # None: adapters are not supported
+        self.drafter: LoRA | None = None  # the model's own, of requests that name none
         self.copies = CopyPool(kv, slots, draft_overhead, most_windows)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of admission
@@ -82,6 +84,7 @@ class Engine:
             eos_token_ids=self.eos_token_ids,
             mask_token_id=self.slots.mask_token_id,
             shares_prefixes=self.kv.prefixes.enabled,
+            drafter=self.drafter,
         )
 
     def check(self, request: Request) -> Sequence:

@@ -1,10 +1,10 @@
 """Where the windows of one forward are in the packed batch."""
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from diffray.components.backend import send
 from diffray.components.batch import Batch, Window
@@ -96,13 +96,22 @@ class Layout:
 
 def _adapted(windows: list[Span], offsets: list[int], device: torch.device) -> tuple[Adapted, ...]:
     """Return the packed tokens of each adapter's windows."""
-    tokens: dict[LoRA, list[Tensor]] = {}
+    found: dict[LoRA, list[range]] = {}
     for span, at in zip(windows, offsets, strict=True):
         lora, own = span.sequence.lora, span.sequence.adapted(span.start, span.stop)
         if lora is not None and own:
-            at -= span.start
-            tokens.setdefault(lora, []).append(torch.arange(at + own.start, at + own.stop))
-    return tuple(Adapted(lora, send(torch.cat(own), device)) for lora, own in tokens.items())
+            first = at - span.start + own.start
+            found.setdefault(lora, []).append(range(first, first + len(own)))
+    return tuple(
+        Adapted(lora, send(torch.tensor([*chain(*parts)]), device), _joined(parts))
+        for lora, parts in found.items()
+    )
+
+
+def _joined(parts: list[range]) -> slice | None:
+    """Return the ranges as one; None if there are gaps between them."""
+    whole = slice(min(each.start for each in parts), max(each.stop for each in parts))
+    return whole if whole.stop - whole.start == sum(map(len, parts)) else None
 
 
 def _window(span: Span, slots: Slots) -> Window:

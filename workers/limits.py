@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from diffray.components.lora import LoRA
 from diffray.components.model_spec import ModelSpec
 from diffray.workers.messages import Footprint
 
@@ -22,6 +23,7 @@ class Limits:
     eos_token_ids: tuple[int, ...]
     mask_token_id: int
     shares_prefixes: bool = False
+    drafter: LoRA | None = None  # of requests whose iteration adapts drafts alone
 
     def positions(self, *, guided: bool) -> int:
         """The most positions of a canvas that fits the context and the K/V memory."""

@@ -104,7 +104,7 @@ def build_rank(
         sleeper=sleeper,
         received=setup.received_weights,
     )
-    engine.adapters = adapters
+    engine.adapters, engine.drafter = adapters, adapters.enter_drafter(path)
     if device.type == "cuda":
         try_full_batch(engine)
     return engine

@@ -6,9 +6,11 @@ from functools import partial
 from pathlib import Path
 
 from diffray.components.checkpoints.demos import DEMOS, HUB_ID, demo_path
+from diffray.components.lora import CONFIG
 from diffray.components.models.fields import Config, shown
 from diffray.components.spelling import did_you_mean
 
+DRAFTER = "drafter"  # the folder of an adapter that comes with a checkpoint
 _LARGEST_JSON = 256 << 20  # bytes; tokenizers of hundreds of thousands of tokens take 30 MB
 _COMMIT = re.compile(r"([0-9a-f]{40})?")
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
@@ -30,7 +32,7 @@ def resolve(path_or_hub_id: str | Path) -> Path:
     if (gguf := _gguf_in(path)) is not None:
         from diffray.components.checkpoints.gguf_folder import gguf_folder
 
-        return gguf_folder(gguf)
+        return gguf_folder(gguf, drafter_of(path))
     if path.is_dir():
         return path
     if path.exists():
@@ -114,7 +116,7 @@ def _why_not(name: str, error: Exception) -> str:
 
 
 def read_config(path: Path) -> Config:
-    """Read the checkpoint's config.json."""
+    """Read the checkpoint's config.json, and what its drafter's says of masks."""
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} has no config.json; give the folder of a checkpoint")
     config = read_json(path / "config.json")
@@ -123,7 +125,19 @@ def read_config(path: Path) -> Config:
         raise CheckpointError(
             f"{path / 'config.json'}: 'architectures' is {shown(names)}; expected a list of names"
         )
+    config.pop(DRAFTER, None)
+    if (drafter := drafter_of(path)) is not None:
+        own = read_json(drafter / CONFIG)
+        config |= {DRAFTER: True} | {
+            name: own[name] for name in ("mask_token_id", "block_size") if name in own
+        }
     return config
+
+
+def drafter_of(path: Path) -> Path | None:
+    """Return a checkpoint's own adapter for drafts, if it has one."""
+    folder = path / DRAFTER
+    return folder if (folder / CONFIG).is_file() else None
 
 
 def read_json(path: Path) -> dict[str, object]:

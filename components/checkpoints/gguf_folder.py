@@ -13,13 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from diffray.components.checkpoints.folder import CheckpointError
+from diffray.components.checkpoints.folder import DRAFTER, CheckpointError
 from diffray.components.checkpoints.gguf import ROPE_FACTORS, Gguf, read_gguf
 from diffray.components.checkpoints.gguf_tokenizer import tokenizer_files
 from diffray.components.models.fields import shown
 
 LINK: Final = "weights.gguf"
-_EDITION: Final = 1  # of what is written; folders of other editions are not used
+_EDITION: Final = 2  # of what is written; folders of other editions are not used
 _ARCHITECTURES: Final = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -130,11 +130,15 @@ def _refuse_unread(gguf: Gguf, read: set[str], head_dim: object) -> None:
             )
 
 
-def gguf_folder(path: Path) -> Path:
-    """Return the folder that shows the file as a checkpoint; write it if it is not there."""
+def gguf_folder(path: Path, drafter: Path | None = None) -> Path:
+    """Return the folder that shows the file as a checkpoint; write it if it is not there.
+
+    With a drafter, the folder links that too.
+    """
     real = path.resolve()
+    links = {LINK: real} | ({} if drafter is None else {DRAFTER: drafter.resolve()})
     stat = real.stat()
-    said = os.fsencode(f"{real}\0{stat.st_size}\0{stat.st_mtime_ns}\0{_EDITION}")
+    said = os.fsencode(f"{[*links.values()]}\0{stat.st_size}\0{stat.st_mtime_ns}\0{_EDITION}")
     name = f"{real.stem[:60]}-{hashlib.sha256(said).hexdigest()[:16]}"
     cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(cache_home) / "diffray" / "gguf" / name
@@ -144,9 +148,9 @@ def gguf_folder(path: Path) -> Path:
     gguf = read_gguf(real, texts=True)
     files = {"config.json": json.dumps(config_of(gguf))} | tokenizer_files(real, gguf.fields)
     try:
-        return _written(folder, files, real)
+        return _written(folder, files, links)
     except OSError:
-        return _written(_temporary() / name, files, real)
+        return _written(_temporary() / name, files, links)
 
 
 @cache
@@ -157,13 +161,14 @@ def _temporary() -> Path:
     return Path(made)
 
 
-def _written(folder: Path, files: dict[str, str], real: Path) -> Path:
+def _written(folder: Path, files: dict[str, str], links: dict[str, Path]) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
     try:
         for name, text in files.items():
             (work / name).write_text(text, encoding="utf-8")
-        (work / LINK).symlink_to(real)
+        for name, real in links.items():
+            (work / name).symlink_to(real)
         work.chmod(0o755)
         work.rename(folder)
     except OSError:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffray.components.checkpoints.folder import CheckpointError
+from diffray.components.checkpoints.folder import CheckpointError, drafter_of
 from diffray.components.checkpoints.weights import FLOATS, WHOLE, Stored
+from diffray.components.lora import CONFIG, WEIGHTS
 from diffray.components.models.fields import Config
 
 _SIDE_FILES = {".json", ".jinja", ".model", ".txt", ".md"}
@@ -128,6 +129,11 @@ def _write_side_files(work: Path, source: Path, config: Config) -> None:
         if is_side and not replaced and file.is_file():
             _refuse_foreign(file)
             shutil.copyfile(file, work / file.name)
+    if (drafter := drafter_of(source)) is not None:
+        (work / drafter.name).mkdir()
+        for file in (drafter / CONFIG, drafter / WEIGHTS):
+            _refuse_foreign(file)
+            shutil.copyfile(file, work / drafter.name / file.name)
 
 
 def _refuse_foreign(file: Path) -> None:

@@ -2,7 +2,7 @@
 
 A token's logits are those of the position before it, which the same forward stores. So there is
 no mask token: a position is first run when its token is known. Only `introspective` needs one, for
-which an adapter was trained.
+which an adapter was trained; a checkpoint with such a drafter runs it by default.
 """
 
 from typing import Final
@@ -34,7 +34,7 @@ def build_llama(
     fields = _fields(config, "Llama")
     fields.only("mlp_bias", False)
     fields.only("sliding_window")
-    return dense(fields, LLAMA, _DENOISING, mesh, dtype, kernels)
+    return dense(fields, LLAMA, _denoising(fields), mesh, dtype, kernels)
 
 
 def build_mistral(
@@ -48,18 +48,32 @@ def build_qwen2(
     config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = TORCH
 ) -> Denoiser:
     """Return Qwen2 or Qwen2.5, without storage."""
-    return dense(_fields(config, "Qwen2"), QWEN2, _DENOISING, mesh, dtype, kernels)
+    fields = _fields(config, "Qwen2")
+    return dense(fields, QWEN2, _denoising(fields), mesh, dtype, kernels)
 
 
 def build_qwen3(
     config: Config, mesh: Mesh, dtype: torch.dtype, kernels: Kernels = TORCH
 ) -> Denoiser:
     """Return Qwen3, without storage."""
-    return dense(_fields(config, "Qwen3"), QWEN3, _DENOISING, mesh, dtype, kernels)
+    fields = _fields(config, "Qwen3")
+    return dense(fields, QWEN3, _denoising(fields), mesh, dtype, kernels)
 
 
 def _fields(config: Config, family: str) -> Fields:
     # transformers' default, which the configs of the first checkpoints do not say.
     fields = Fields({"rope_theta": 10000.0, **config}, family)
-    fields.only("mask_token_id")  # diffusion models exist that call themselves autoregressive
+    if not fields.flag("drafter", False):
+        fields.only("mask_token_id")  # diffusion models exist that call themselves autoregressive
     return fields
+
+
+def _denoising(fields: Fields) -> Denoising:
+    if not fields.flag("drafter", False):
+        return _DENOISING
+    return _DENOISING._replace(
+        block_length=fields.count("block_size", 3) + 1,  # a token follows the drafts
+        iterations=("introspective", "autoregressive"),
+        iteration={"lora": "drafts"},
+        masked=True,
+    )

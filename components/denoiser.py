@@ -25,7 +25,6 @@ from diffray.components.quantized_parts import chosen_formats
 from diffray.components.weight import Weight
 from diffray.kernels.choose import TORCH, Kernels
 from diffray.kernels.confidence import Confidence, Draw, confidence_of_logits
-from diffray.kernels.linear import unpack
 
 
 class Names(NamedTuple):
@@ -277,7 +276,8 @@ class Denoiser(nn.Module):
         """Lay the loaded matrices out in the order in which this device reads them fastest."""
         for layer in self.stack:
             layer.pack()
-        if self.output is not self.embedding:
+        form = self.output.weight.format
+        if self.output is not self.embedding or (form is not None and form.in_blocks):
             self.output.pack()
 
     @property
@@ -298,13 +298,8 @@ class Denoiser(nn.Module):
 
     def unpack(self) -> bool:
         """Restore the layout of packed matrices, one by one; return whether any was packed."""
-        found = False
-        for module in self.modules():
-            for name, parameter in [*module.named_parameters(recurse=False)]:
-                if parameter.is_mkldnn:
-                    found = True
-                    setattr(module, name, nn.Parameter(unpack(parameter), requires_grad=False))
-        return found
+        weights = [module for module in self.modules() if isinstance(module, Weight)]
+        return any([weight.unpack() for weight in weights])
 
     def parts(self, names: Collection[str]) -> Parts:
         """Return where each tensor of the checkpoint goes, in the layout that its names show."""

@@ -15,7 +15,7 @@ from diffray.components.mesh import Mesh
 from diffray.components.weight import Weight, empty
 from diffray.kernels.choose import Kernels
 from diffray.kernels.experts import Activation
-from diffray.kernels.quantize import Quantized, dequantize
+from diffray.kernels.quantize import Quantized
 from diffray.kernels.quantized import sum_rows
 from diffray.kernels.rope import rope_tables
 from diffray.kernels.rope_scaling import Rope
@@ -258,14 +258,14 @@ class VocabTable(nn.Module):
     def _rows(self, ids_T: Tensor) -> Tensor:
         if self.weight.format is None:
             return embedding(ids_T, self.weight_VH)
-        return dequantize(self.weight.kept[ids_T], self.weight.dtype)
+        return self.weight.rows(ids_T)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """Return this rank's slice of the logits."""
         return self.weight.product(hidden_RH)
 
     def pack(self) -> None:
-        """Pack the rows for `logits`; `embed` can no longer read them."""
+        """Pack the rows for `logits`; `embed` then reads them only if they are in blocks."""
         self.weight.pack()
 
     def mix(self, weights_RV: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from diffray.components.lora import LoRA
 from diffray.components.low_rank import LowRank
+from diffray.kernels.cpu import blocks
 from diffray.kernels.formats import Format
-from diffray.kernels.linear import linear, pack
-from diffray.kernels.quantize import Quantized, quantize
+from diffray.kernels.linear import linear, pack, unpack
+from diffray.kernels.quantize import Quantized, dequantize, quantize
 from diffray.kernels.quantized import kept_linear, pack_bytes, quantized_linear
 
 Multiply = Callable[[Tensor, Quantized, Tensor | None], Tensor]
@@ -93,15 +94,40 @@ class Weight(nn.Module):
             if dense.dim() == 2:
                 kept.copy_(quantize(dense, form))
         self.dense, self.format = None, form
-        self.values_EOI = nn.Parameter(kept.values_EOI, requires_grad=False)
-        self.scale_EOG = nn.Parameter(kept.scale_EOG, requires_grad=False)
-        if kept.zero_EOG is not None:
-            self.zero_EOG = nn.Parameter(kept.zero_EOG, requires_grad=False)
+        self._keep(kept)
 
     def pack(self) -> None:
         """Lay a loaded matrix out as its product reads it fastest; nothing else can read it."""
         if self.format is None:
             self.dense = nn.Parameter(pack(self.plain), requires_grad=False)
-        elif self.format.kind == "w8a8" and self.dtype != torch.float64:  # sums become float32
+        elif self.dtype == torch.float64:  # sums would become float32
+            return
+        elif self.format.kind == "w8a8":
             packed = pack_bytes(self.kept.values_EOI)
             self.values_EOI = nn.Parameter(packed, requires_grad=False)
+        elif self.format.in_blocks:
+            self._keep(blocks.tiled(self.kept))
+
+    def unpack(self) -> bool:
+        """Restore the usual layout; return whether it was packed."""
+        if self.format is not None and self.kept.is_tiled:
+            self._keep(blocks.read_rows(self.kept, slice(None)))
+            return True
+        name = "dense" if self.format is None else "values_EOI"
+        packed = getattr(self, name)
+        if not packed.is_mkldnn:
+            return False
+        setattr(self, name, nn.Parameter(unpack(packed), requires_grad=False))
+        return True
+
+    def rows(self, ids_T: Tensor) -> Tensor:
+        """Return some rows of a quantized matrix in the model's dtype."""
+        kept = self.kept
+        found = blocks.read_rows(kept, ids_T) if kept.is_tiled else kept[ids_T]
+        return dequantize(found, self.dtype)
+
+    def _keep(self, kept: Quantized) -> None:
+        self.values_EOI = nn.Parameter(kept.values_EOI, requires_grad=False)
+        self.scale_EOG = nn.Parameter(kept.scale_EOG, requires_grad=False)
+        if kept.zero_EOG is not None:
+            self.zero_EOG = nn.Parameter(kept.zero_EOG, requires_grad=False)

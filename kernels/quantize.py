@@ -31,8 +31,8 @@ class Quantized:
     """A matrix, or one for each expert: `(values - zero) * scale`, with a scale per row or group.
 
     Weights of four bits are stored two to a byte, the even column in the low half. The bytes of
-    w8a8 may be packed (`pack_bytes`); then only its product can read them. q4_1 is
-    `values * scale + zero` instead.
+    w8a8 may be packed (`pack_bytes`); then only its product can read them. Blocks may be in tiles
+    (kernels/cpu/blocks.py). q4_1 is `values * scale + zero` instead.
     """
 
     format: Format
@@ -60,15 +60,22 @@ class Quantized:
     def shape(self) -> tuple[int, ...]:
         if self.values_EOI.is_mkldnn:  # packed bytes have their columns first
             return tuple(reversed(self.values_EOI.shape))
+        if self.is_tiled:
+            tiles, blocks, lanes = self.scale_EOG.shape
+            return tiles * lanes, blocks * self.format.group
         *rows, width = self.values_EOI.shape
         return (*rows, width * (2 if self.format.bits == 4 else 1))
+
+    @property
+    def is_tiled(self) -> bool:
+        return self.values_EOI.dim() == 5
 
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._tensors())
 
     def __len__(self) -> int:
-        return len(self.values_EOI)
+        return self.shape[0]
 
     def __getitem__(self, index: Any) -> "Quantized":
         """Return a view of some rows; `between` slices columns."""

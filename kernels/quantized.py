@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from diffray.kernels.cpu import blocks
 from diffray.kernels.linear import linear, pad_rows
 from diffray.kernels.quantize import (
     Quantized,
@@ -32,9 +33,12 @@ def quantized_linear(x_TI: Tensor, kept: Quantized, bias_O: Tensor | None = None
     """Return x @ weight.T + bias.
 
     The weights are widened to the dtype of x as they are used. For w8a8 and w8a8_fp8 rows of x are
-    rounded to bytes too; products of integers are summed as they are, and float8 is widened.
+    rounded to bytes too; products of integers are summed as they are, and float8 is widened. So are
+    rows whose weights are in tiles of blocks.
     """
-    if kept.format.kind == "w8a8":
+    if kept.is_tiled:
+        out_TO = blocks.product(x_TI, kept)
+    elif kept.format.kind == "w8a8":
         out_TO = _integer_linear(x_TI, kept)
     elif kept.format.rounds_inputs:
         out_TO = _float8_linear(x_TI, kept)
@@ -52,7 +56,8 @@ def _blocks(kept: Quantized) -> list[Quantized]:
         return [kept]
     rows, columns = kept.shape
     step = max(_BLOCK // columns, 1)
-    return [kept[start : start + step] for start in range(0, rows, step)]
+    parts = [slice(start, start + step) for start in range(0, rows, step)]
+    return [blocks.read_rows(kept, part) if kept.is_tiled else kept[part] for part in parts]
 
 
 def sum_rows(weights_RV: Tensor, kept: Quantized) -> Tensor:

@@ -81,10 +81,13 @@ def by_transformers(folder: Path, prompt: list[int], tokens: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["widened", "in blocks"])
 def test_greedy_answers_are_those_of_transformers(kind: str, gguf: Path, wide: Path) -> None:
-    """The file's blocks are never widened as a whole, and give the same tokens."""
+    """The file's blocks are never widened as a whole, and give the same tokens.
+
+    In float64, as their products round activations otherwise.
+    """
     params = SamplingParams(max_tokens=24)
-    path = str(wide if kind == "widened" else gguf)
-    with DiffusionLLM(path, dtype="float32", max_model_len=256, max_num_seqs=3) as llm:
+    path, dtype = (str(wide), "float32") if kind == "widened" else (str(gguf), "float64")
+    with DiffusionLLM(path, dtype=dtype, max_model_len=256, max_num_seqs=3) as llm:
         outputs = llm.chat(chats(*QUESTIONS), params, use_tqdm=False)
     assert "Paris" in outputs[0].outputs[0].text
     for output in outputs:
@@ -92,21 +95,29 @@ def test_greedy_answers_are_those_of_transformers(kind: str, gguf: Path, wide: P
         assert output.outputs[0].token_ids == expected
 
 
-def test_what_rounding_costs_on_weights_with_outliers(llm: DiffusionLLM, wide: Path) -> None:
+def test_what_rounding_costs_on_weights_with_outliers(
+    llm: DiffusionLLM, wide: Path, gguf: Path
+) -> None:
     """The loss of a text per token, before and after; the capital of France stays."""
     assert llm.tokenizer is not None
     ids = llm.tokenizer.encode(TEXT)
     loss: dict[str | None, float] = {}
-    for form in (None, "int8", "w8a8", "int4_g32", "int4_g64"):
-        model = load_model(wide, dtype="float32", device="cpu", quantization=form, progress=False)
+    for form in (None, "int8", "w8a8", "int4_g32", "int4_g64", "activations"):
+        options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "progress": False}
+        if form == "activations":  # of the file's own blocks
+            model = load_model(gguf, **options)
+            model.pack()
+        else:
+            model = load_model(wide, quantization=form, **options)
         logprobs = full_forward(model, ids, 1).log_softmax(-1)
         loss[form] = -float(logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None]).mean())
     plain = loss.pop(None)
     assert plain < 3
     worse = {form: each / plain - 1 for form, each in loss.items()}
+    assert worse["activations"] < 0.01, worse
     assert worse["int8"] < 0.01 and worse["w8a8"] < 0.03, worse
     assert worse["int4_g32"] < 0.12 and worse["int4_g32"] < worse["int4_g64"], worse
-    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128}
+    options = {"dtype": "float32", "max_model_len": 128}
     with DiffusionLLM(str(wide), quantization="int8", **options) as rounded:
         (text,) = said(rounded, SamplingParams(max_tokens=12), QUESTIONS[0])
     assert "Paris" in text

@@ -114,6 +114,6 @@ def _format(name: str, shown: str) -> Format | None:
         raise ValueError(
             f"quantization is {shown}: there is no format {name!r}{near or '.'} "
             "Allowed: int8, uint8, int4 or uint4 (with a group size if wanted, as in int4_g128), "
-            f"fp8, w8a8, w8a8_fp8 or {NONE}, or a mapping from parts to formats"
+            f"fp8, w8a8, w8a8_fp8, q8_0, q4_0, q4_1 or {NONE}, or a mapping from parts to formats"
         )
     return FORMATS[name]

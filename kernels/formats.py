@@ -79,16 +79,15 @@ class Format(NamedTuple):
         return None
 
 
+# GGUF's blocks of 32, by its names; on a CPU products with them are the fastest.
+BLOCKS: Final = {kind.upper(): Format(kind, 32) for kind in ("q8_0", "q4_0", "q4_1")}
 KINDS: Final = ("int8", "uint8", "int4", "uint4", "fp8", "w8a8", "w8a8_fp8")
 FORMATS: Final = {
     form.name: form
     for kind in KINDS
     for form in (Format(kind, group) for group in GROUPS)
     if not form.group or not (form.is_float8 or form.rounds_inputs)
-}
-
-# GGUF's blocks of 32, by its names. They are kept as a file has them, and no option chooses them.
-BLOCKS: Final = {kind.upper(): Format(kind, 32) for kind in ("q8_0", "q4_0", "q4_1")}
+} | {form.name: form for form in BLOCKS.values()}
 
 # Formats of keys and values. Each head of a token has its own scales; a range spans its numbers
 # only, so it need not include 0.

@@ -65,6 +65,11 @@ def quantize_checkpoint(
         if name in names and part.weight is not None and id(part.weight) in chosen
     }
     for name, form in forms.items():
+        if form.in_blocks:
+            raise ValueError(
+                f"the copy's layout has no {form.kind}, which is GGUF's; give it to "
+                "--quantization when serving, or choose int8_g32 or int4_g32"
+            )
         _refuse_shape(name, parts[name], form)
     outputs: list[Written] = []
     for file in files:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from diffray.components.lora import LoRA
 from diffray.components.low_rank import LowRank
 from diffray.kernels.cpu import blocks
+from diffray.kernels.cpu.blocks import Product
 from diffray.kernels.formats import Format
 from diffray.kernels.linear import linear, pack, unpack
 from diffray.kernels.quantize import Quantized, dequantize, quantize
@@ -39,6 +40,7 @@ class Weight(nn.Module):
         self.zero_EOG: nn.Parameter | None = None
         self.lora: LowRank | None = None  # what adapters add to its product
         self._multiply: Multiply = quantized_linear
+        self._product: Product | None = None  # of a matrix in tiles
 
     @property
     def plain(self) -> nn.Parameter:
@@ -65,7 +67,9 @@ class Weight(nn.Module):
 
     def product(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias."""
-        if self.format is None:
+        if self._product is not None:
+            y_TO = self._product(x_TI, bias_O)
+        elif self.format is None:
             y_TO = linear(x_TI, self.plain, bias_O)
         else:
             y_TO = self._multiply(x_TI, self.kept, bias_O)
@@ -107,11 +111,13 @@ class Weight(nn.Module):
             self.values_EOI = nn.Parameter(packed, requires_grad=False)
         elif self.format.in_blocks:
             self._keep(blocks.tiled(self.kept))
+            self._product = blocks.Product(self.kept) if self.kept.is_tiled else None
 
     def unpack(self) -> bool:
         """Restore the usual layout; return whether it was packed."""
         if self.format is not None and self.kept.is_tiled:
             self._keep(blocks.read_rows(self.kept, slice(None)))
+            self._product = None
             return True
         name = "dense" if self.format is None else "values_EOI"
         packed = getattr(self, name)

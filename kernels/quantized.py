@@ -37,8 +37,8 @@ def quantized_linear(x_TI: Tensor, kept: Quantized, bias_O: Tensor | None = None
     rows whose weights are in tiles of blocks.
     """
     if kept.is_tiled:
-        out_TO = blocks.product(x_TI, kept)
-    elif kept.format.kind == "w8a8":
+        return blocks.Product(kept)(x_TI, bias_O)
+    if kept.format.kind == "w8a8":
         out_TO = _integer_linear(x_TI, kept)
     elif kept.format.rounds_inputs:
         out_TO = _float8_linear(x_TI, kept)

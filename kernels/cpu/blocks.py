@@ -70,28 +70,33 @@ def read_rows(kept: Quantized, index: Tensor | slice) -> Quantized:
     return Quantized(kept.format, values, kept.scale_EOG[tile_N, :, lane_N], minimum)
 
 
-def product(x_TI: Tensor, kept: Quantized) -> Tensor:
-    """Return x @ weight.T for a tiled matrix; every 32 numbers of a row are rounded to bytes."""
-    program = _program()
-    assert program is not None, "a tiled matrix"
-    rows, wide_TI = kept.shape[0], x_TI.float().contiguous()
-    out_TO = torch.empty(len(x_TI), rows)
-    minimum = kept.zero_EOG
-    done = program.block_product(
-        wide_TI.data_ptr(),
-        len(x_TI),
-        kept.values_EOI.data_ptr(),
-        kept.scale_EOG.data_ptr(),
-        None if minimum is None else minimum.data_ptr(),
-        rows,
-        kept.scale_EOG.shape[1],
-        _KINDS[kept.format.kind],
-        out_TO.data_ptr(),
-        torch.get_num_threads(),
-    )
-    if not done:
-        raise MemoryError(f"no memory to round {len(x_TI)} rows")
-    return out_TO.to(x_TI.dtype)
+class Product:
+    """x @ weight.T for a tiled matrix; every 32 numbers of a row are rounded to bytes."""
+
+    def __init__(self, kept: Quantized) -> None:
+        program, minimum = _program(), kept.zero_EOG
+        assert program is not None and kept.is_tiled
+        self.kept, self.rows, self.run = kept, kept.shape[0], program.block_product
+        self.matrix = (
+            kept.values_EOI.data_ptr(),
+            kept.scale_EOG.data_ptr(),
+            None if minimum is None else minimum.data_ptr(),
+            self.rows,
+            kept.scale_EOG.shape[1],
+            _KINDS[kept.format.kind],
+        )
+
+    def __call__(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        wide_TI = x_TI if x_TI.dtype == torch.float32 else x_TI.float()
+        wide_TI = wide_TI.contiguous()
+        count = wide_TI.shape[0]
+        out_TO = torch.empty(count, self.rows)
+        threads = torch.get_num_threads()
+        if not self.run(wide_TI.data_ptr(), count, *self.matrix, out_TO.data_ptr(), threads):
+            raise MemoryError(f"no memory to round {count} rows")
+        if bias_O is not None:
+            out_TO.add_(bias_O)
+        return out_TO if x_TI.dtype == torch.float32 else out_TO.to(x_TI.dtype)
 
 
 @cache

@@ -276,7 +276,7 @@ class Denoiser(nn.Module):
         """Lay the loaded matrices out in the order in which this device reads them fastest."""
         for layer in self.stack:
             layer.pack()
-        form = self.output.weight.format
+        form = self.output.weight.format  # a tied head is also read by rows, as blocks can be
         if self.output is not self.embedding or (form is not None and form.in_blocks):
             self.output.pack()
 

@@ -11,8 +11,9 @@ from diffray.components.canvas import Canvas, OpenBlock
 class DraftedCanvas(Canvas):
     """Blocks of up to `block_length` tokens, of which the last follows the drafts.
 
-    A block is run from the position before it, whose token is final but whose K/V are not. If the
-    iteration is strided, drafts of the step before precede it, and only they are not masked.
+    A block is run from the position before it, whose token is final but whose K/V are not. Blocks
+    of a strided iteration begin with the drafts of the step before, which are not masked, and have
+    `block_length` positions more.
     """
 
     def set_end(self, index: int) -> None:

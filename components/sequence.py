@@ -60,6 +60,7 @@ class Sequence:
     watch: bool = False  # whether updates contain the canvas
     cache_salt: str = ""  # K/V are shared only within the same salt
     lora: LoRA | None = None  # the adapter that it runs with
+    drafter: LoRA | None = None  # that of its masks, if they have their own
     automaton: Automaton | None = None  # that accepts the answer
     images: Images = NO_IMAGES  # in the prompt
     transforms: tuple[RowTransform, ...] = field(init=False)  # of its rows' logits, in order
@@ -156,11 +157,14 @@ class Sequence:
         """Return whether a window from here on denoises the block, if it does not encode it."""
         return start >= self.block.read_start and not self.block.verifies
 
-    def adapted(self, start: int, stop: int) -> range:
-        """Return the positions of a window whose tokens the adapter changes."""
-        if self.stored_lora is None:
-            start = max(start, self.block.adapted_start)
-        return range(start, stop) if self.lora is not None else range(0)
+    def adapters(self, start: int, stop: int) -> list[tuple[LoRA, range]]:
+        """Return which adapter changes which positions of a window; drafts may have their own."""
+        middle = min(max(start, self.block.adapted_start), stop)
+        parts = [
+            (self.stored_lora, range(start, middle)),
+            (self.drafter or self.lora, range(middle, stop)),
+        ]
+        return [(lora, own) for lora, own in parts if lora is not None and own]
 
     @property
     def stored_lora(self) -> LoRA | None:

@@ -101,7 +101,7 @@ class Weight(nn.Module):
         self._keep(kept)
 
     def pack(self) -> None:
-        """Lay a loaded matrix out as its product reads it fastest; nothing else can read it."""
+        """Lay a loaded matrix out as its product reads it fastest; else only `rows` can read it."""
         if self.format is None:
             self.dense = nn.Parameter(pack(self.plain), requires_grad=False)
         elif self.dtype == torch.float64:  # sums would become float32
@@ -116,7 +116,7 @@ class Weight(nn.Module):
     def unpack(self) -> bool:
         """Restore the usual layout; return whether it was packed."""
         if self.format is not None and self.kept.is_tiled:
-            self._keep(blocks.read_rows(self.kept, slice(None)))
+            self._keep(blocks.untiled(self.kept))
             self._product = None
             return True
         name = "dense" if self.format is None else "values_EOI"

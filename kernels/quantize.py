@@ -114,6 +114,7 @@ class Quantized:
         return [tensor for tensor in kept if tensor is not None]
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Quantized":
+        assert not self.is_tiled, "its rows are in tiles"
         zero_EOG = None if self.zero_EOG is None else change(self.zero_EOG)
         values_EOI, scale_EOG = change(self.values_EOI), change(self.scale_EOG)
         return Quantized(self.format, values_EOI, scale_EOG, zero_EOG)

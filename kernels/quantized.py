@@ -32,9 +32,9 @@ _INT8_UNITS: Final = ("avx512_vnni", "avx_vnni", "amx_int8")
 def quantized_linear(x_TI: Tensor, kept: Quantized, bias_O: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias.
 
-    The weights are widened to the dtype of x as they are used. For w8a8 and w8a8_fp8 rows of x are
-    rounded to bytes too; products of integers are summed as they are, and float8 is widened. So are
-    rows whose weights are in tiles of blocks.
+    The weights are widened to the dtype of x as they are used. For w8a8, w8a8_fp8 and tiles of
+    blocks rows of x are rounded to bytes too; products of integers are summed as they are, and
+    float8 is widened.
     """
     if kept.is_tiled:
         return blocks.Product(kept)(x_TI, bias_O)
@@ -63,9 +63,9 @@ def _blocks(kept: Quantized) -> list[Quantized]:
 def sum_rows(weights_RV: Tensor, kept: Quantized) -> Tensor:
     """Return weights @ matrix, for each row of weights the weighted sum of the matrix's rows."""
     out_RH = weights_RV.new_zeros(len(weights_RV), kept.shape[-1])
-    blocks = _blocks(kept)
-    shares = weights_RV.split([len(rows) for rows in blocks], dim=1)
-    for share, rows in zip(shares, blocks, strict=True):
+    parts = _blocks(kept)
+    shares = weights_RV.split([len(rows) for rows in parts], dim=1)
+    for share, rows in zip(shares, parts, strict=True):
         out_RH.addmm_(share, dequantize(rows, weights_RV.dtype))
     return out_RH
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -21,6 +22,8 @@ from diffray.workers.messages import Request
 
 log = logging.getLogger(__name__)
 
+_ANY_RANK: Final = 1 << 16
+
 
 class Adapters:
     """The adapters of one rank; the most recently used stay loaded while no request uses them.
@@ -35,6 +38,7 @@ class Adapters:
         self._model, self._plan, self._mesh = model, plan, mesh
         self._most, self._max_rank = most, max_rank
         self._loaded: dict[LoRA, None] = {}  # least recently used first
+        self._drafter: LoRA | None = None  # the checkpoint's own, which stays whatever its rank
 
     def enter(self, lora: LoRA, others: Iterable[Sequence]) -> None:
         """Load a request's adapter; `others` are the engine's sequences, whose adapters stay."""
@@ -42,19 +46,22 @@ class Adapters:
             self._load(lora)
         self._loaded.pop(lora, None)
         self._loaded[lora] = None
-        used = {sequence.lora for sequence in others} | {lora}
+        used = {sequence.lora for sequence in others} | {lora, self._drafter}
         unused = [each for each in self._loaded if each not in used]
-        for each in unused[: max(len(self._loaded) - self._most, 0)]:
+        count = len(self._loaded) - (self._drafter in self._loaded)
+        for each in unused[: max(count - self._most, 0)]:
             remove_adapter(self._model, each)
             del self._loaded[each]
 
     def enter_drafter(self, checkpoint: Path) -> LoRA | None:
-        """Load the adapter that comes with a checkpoint, if one does."""
-        if (drafter := drafter_of(checkpoint)) is None:
+        """Load the adapter that comes with a checkpoint, if one does on all ranks."""
+        drafter = drafter_of(checkpoint)
+        if not self._mesh.smallest("drafter", int(drafter is not None)) or drafter is None:
             return None
-        lora = LoRA(drafter.name, str(drafter), 0)
-        self.enter(lora, ())
-        return lora
+        Adapter(drafter, self._plan.parts(()), _ANY_RANK)  # says what is wrong with it
+        self._drafter = LoRA(drafter.name, str(drafter), 0)
+        self.enter(self._drafter, ())
+        return self._drafter
 
     def forget(self) -> None:
         """Unload all adapters; requests that name them load them again."""
@@ -65,7 +72,8 @@ class Adapters:
     def _load(self, lora: LoRA) -> None:
         is_loaded = False
         try:
-            adapter = Adapter(resolve(lora.path), self._plan.parts(()), self._max_rank)
+            most = _ANY_RANK if lora == self._drafter else self._max_rank
+            adapter = Adapter(resolve(lora.path), self._plan.parts(()), most)
             add_adapter(self._model, self._plan, adapter, lora)
             is_loaded = True
         except Exception:  # on any error, or the other ranks would wait for this one

@@ -169,7 +169,9 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
         )
     if policy.iteration.drafts and reads_back(Asked(policy, params, automaton=bool(automaton))):
         policy = replace(policy, block_length=1)  # logits hang on the drafts before them
-    drafter = limits.drafter if policy.iteration.adapts_drafts else None
+    # A block of one has no masks; an adapter that the request gives to its masks is their own.
+    masks = policy.iteration.strided and policy.block_length > 1
+    taken = request.lora is not None and policy.iteration.adapts_drafts
     context = limits.positions(guided=params.diffusion.cfg_scale > 0)
     parts = request.prompt, request.suffix, params.max_tokens, policy, spec, context
     kind = DraftedCanvas if policy.iteration.drafts else Canvas
@@ -180,7 +182,8 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
         end_ids=end_ids,
         watch=request.watch,
         cache_salt=request.cache_salt,
-        lora=request.lora or drafter,
+        lora=request.lora,
+        drafter=limits.drafter if masks and not taken else None,
         automaton=automaton,
         images=images_of(request.prompt, request.images, spec.sight),
     )

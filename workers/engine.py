@@ -60,7 +60,7 @@ class Engine:
         most_windows = None if graphs is None else slots.num_slots
         self.changes = changes  # None: its weights cannot be replaced
         self.adapters: Adapters | None = None  # None: adapters are not supported
-        self.drafter: LoRA | None = None  # the model's own, of requests that name none
+        self.drafter: LoRA | None = None  # the checkpoint's own adapter
         self.copies = CopyPool(kv, slots, draft_overhead, most_windows)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of admission
@@ -96,10 +96,11 @@ class Engine:
         self.enqueue(self.check(request))
 
     def enqueue(self, sequence: Sequence) -> None:
-        if sequence.lora is not None:
-            if self.adapters is None:
-                raise ValueError("this engine takes no adapters")
-            self.adapters.enter(sequence.lora, [*self.running, *self.waiting])
+        for lora in (sequence.lora, sequence.drafter):
+            if lora is not None:
+                if self.adapters is None:
+                    raise ValueError("this engine takes no adapters")
+                self.adapters.enter(lora, [*self.running, *self.waiting])
         self.waiting.append(sequence)
 
     def cancel(self, uid: int) -> None:

@@ -54,7 +54,7 @@ class Layout:
         last = slots.layout
         if last is None or last.windows != windows or last.blocks != blocks:
             recorded = None
-            if graphs is not None and not any(span.sequence.lora for span in windows):
+            if graphs is not None and not _any_adapted(windows):
                 longest = max(span.stop - span.start for span in windows)
                 recorded = graphs.fit(len(windows), longest)
             if recorded is None:
@@ -85,7 +85,7 @@ class Layout:
             offsets[number] = at
             at += window.stop - window.start
         packed = Batch.pack([window for window, _ in parts], slots.device, page_size)
-        if any(span.sequence.lora for span in windows):
+        if _any_adapted(windows):
             packed = replace(packed, adapted=_adapted(windows, offsets, slots.device))
         return Layout(windows=windows, batch=packed, offsets=tuple(offsets), blocks=blocks)
 
@@ -94,12 +94,15 @@ class Layout:
         return self.offsets[self.windows.index(span)]
 
 
+def _any_adapted(windows: list[Span]) -> bool:
+    return any(span.sequence.lora or span.sequence.drafter for span in windows)
+
+
 def _adapted(windows: list[Span], offsets: list[int], device: torch.device) -> tuple[Adapted, ...]:
     """Return the packed tokens of each adapter's windows."""
     found: dict[LoRA, list[range]] = {}
     for span, at in zip(windows, offsets, strict=True):
-        lora, own = span.sequence.lora, span.sequence.adapted(span.start, span.stop)
-        if lora is not None and own:
+        for lora, own in span.sequence.adapters(span.start, span.stop):
             first = at - span.start + own.start
             found.setdefault(lora, []).append(range(first, first + len(own)))
     return tuple(

@@ -23,7 +23,7 @@ class Limits:
     eos_token_ids: tuple[int, ...]
     mask_token_id: int
     shares_prefixes: bool = False
-    drafter: LoRA | None = None  # of requests whose iteration adapts drafts alone
+    drafter: LoRA | None = None  # the checkpoint's own adapter, of masks
 
     def positions(self, *, guided: bool) -> int:
         """The most positions of a canvas that fits the context and the K/V memory."""

@@ -24,7 +24,8 @@ from diffray.components.models.fields import Config
 
 _KEPT: Final = 2  # newest folders: another replica may still load the one before the last
 _OWN: Final = re.compile(r"received-(\d+)")
-_ROUNDED: Final = ("quantization_config", "compression_config")  # dropped: tensors arrive plain
+# Dropped: tensors arrive plain, and the first drafter stays.
+_DROPPED: Final = ("quantization_config", "compression_config", "drafter")
 _DTYPES: Final = {str(dtype).removeprefix("torch."): name for name, dtype in FLOATS.items()}
 
 
@@ -106,7 +107,7 @@ class ArrivingCheckpoint:
         assert self._work is not None, "another rank writes"
         index = {"metadata": {}, "weight_map": self._home}
         (self._work / "model.safetensors.index.json").write_text(json.dumps(index))
-        plain = {key: value for key, value in self._config.items() if key not in _ROUNDED}
+        plain = {key: value for key, value in self._config.items() if key not in _DROPPED}
         (self._work / "config.json").write_text(json.dumps(plain))
         self._work.chmod(self._root.stat().st_mode & 0o777)
         target = self.place(number)

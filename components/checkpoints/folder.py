@@ -116,7 +116,7 @@ def _why_not(name: str, error: Exception) -> str:
 
 
 def read_config(path: Path) -> Config:
-    """Read the checkpoint's config.json, and what its drafter's says of masks."""
+    """Read the checkpoint's config.json; under DRAFTER is that of its drafter, if it has one."""
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} has no config.json; give the folder of a checkpoint")
     config = read_json(path / "config.json")
@@ -127,10 +127,7 @@ def read_config(path: Path) -> Config:
         )
     config.pop(DRAFTER, None)
     if (drafter := drafter_of(path)) is not None:
-        own = read_json(drafter / CONFIG)
-        config |= {DRAFTER: True} | {
-            name: own[name] for name in ("mask_token_id", "block_size") if name in own
-        }
+        config[DRAFTER] = read_json(drafter / CONFIG)
     return config
 
 

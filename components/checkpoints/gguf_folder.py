@@ -17,6 +17,7 @@ from diffray.components.checkpoints.folder import DRAFTER, CheckpointError
 from diffray.components.checkpoints.gguf import ROPE_FACTORS, Gguf, read_gguf
 from diffray.components.checkpoints.gguf_tokenizer import tokenizer_files
 from diffray.components.models.fields import shown
+from diffray.kernels.user_cache import cache_folder
 
 LINK: Final = "weights.gguf"
 _EDITION: Final = 2  # of what is written; folders of other editions are not used
@@ -140,8 +141,7 @@ def gguf_folder(path: Path, drafter: Path | None = None) -> Path:
     stat = real.stat()
     said = os.fsencode(f"{[*links.values()]}\0{stat.st_size}\0{stat.st_mtime_ns}\0{_EDITION}")
     name = f"{real.stem[:60]}-{hashlib.sha256(said).hexdigest()[:16]}"
-    cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(cache_home) / "diffray" / "gguf" / name
+    folder = cache_folder("gguf") / name
     with suppress(OSError):  # it may belong to another user
         if (folder / "config.json").is_file():
             return folder

@@ -5,7 +5,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, Literal
 
-from diffray.components.checkpoints.folder import CheckpointError, read_json
+from diffray.components.checkpoints.folder import DRAFTER, CheckpointError, read_json
 from diffray.components.models.fields import Config, shown
 
 Kind = Literal["mask", "eos"]
@@ -58,7 +58,8 @@ def find_ids(path: Path, config: Config, kind: Kind) -> tuple[int, ...]:
     """
     key = f"{kind}_token_id"
     text = config.get("text_config")
-    configs = config, text if isinstance(text, dict) else {}, _read(path, "generation_config.json")
+    inner = [each for each in (text, config.get(DRAFTER)) if isinstance(each, dict)]
+    configs = config, *inner, _read(path, "generation_config.json")
     named = [ids for source in configs if (ids := _as_ids(source.get(key), key))]
     if named:
         return named[0] if kind == "mask" else tuple(dict.fromkeys(chain(*named)))

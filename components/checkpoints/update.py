@@ -20,7 +20,13 @@ from diffray.components.checkpoints.checkpoint import (
     names_in,
     open_checkpoint,
 )
-from diffray.components.checkpoints.folder import CheckpointError, listed, read_config, resolve
+from diffray.components.checkpoints.folder import (
+    DRAFTER,
+    CheckpointError,
+    listed,
+    read_config,
+    resolve,
+)
 from diffray.components.checkpoints.weights import FLOATS, Stored, WeightFile
 from diffray.components.layers import Index, Parts
 from diffray.components.mesh import Mesh
@@ -113,6 +119,7 @@ def weights_of_folder(
     """Check a folder or Hub id; `config` is that of the model's own checkpoint."""
     path = resolve(source)
     new = read_config(path)
+    config, new = _without_drafter(config), _without_drafter(new)  # the first one stays
     if found := _changed_fields(config, new):
         raise CheckpointError(
             f"{path} is a checkpoint of another model: config.json differs in {listed(found)}"
@@ -124,6 +131,10 @@ def weights_of_folder(
         )
     account(plan.parts(names_in(files)), files, path)
     return NewWeights(model, plan, files).looked_through()
+
+
+def _without_drafter(config: Config) -> Config:
+    return {key: value for key, value in config.items() if key != DRAFTER}
 
 
 def first_weights(model: Updatable, plan: HasParts, config: Config, path: Path) -> NewWeights:

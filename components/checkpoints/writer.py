@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffray.components.checkpoints.folder import CheckpointError, drafter_of
+from diffray.components.checkpoints.folder import DRAFTER, CheckpointError, drafter_of
 from diffray.components.checkpoints.weights import FLOATS, WHOLE, Stored
 from diffray.components.lora import CONFIG, WEIGHTS
 from diffray.components.models.fields import Config
@@ -122,26 +122,27 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 def _write_side_files(work: Path, source: Path, config: Config) -> None:
     """Write config.json and copy the tokenizer and the other files beside the weights."""
-    (work / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    own = {key: value for key, value in config.items() if key != DRAFTER}
+    (work / "config.json").write_text(json.dumps(own, indent=2, ensure_ascii=False) + "\n")
     for file in sorted(source.iterdir()):
         replaced = file.name == "config.json" or file.name.endswith(".index.json")
         is_side = file.suffix in _SIDE_FILES or file.name.startswith("LICENSE")
         if is_side and not replaced and file.is_file():
-            _refuse_foreign(file)
+            _refuse_foreign(file, source)
             shutil.copyfile(file, work / file.name)
     if (drafter := drafter_of(source)) is not None:
         (work / drafter.name).mkdir()
         for file in (drafter / CONFIG, drafter / WEIGHTS):
-            _refuse_foreign(file)
+            _refuse_foreign(file, source)
             shutil.copyfile(file, work / drafter.name / file.name)
 
 
-def _refuse_foreign(file: Path) -> None:
+def _refuse_foreign(file: Path, source: Path) -> None:
     """Refuse a link that leads out of its checkpoint: a copy would expose its target.
 
     The Hugging Face cache links snapshots/REVISION/NAME to blobs/HASH.
     """
-    folder, place = file.parent.resolve(), file.resolve()
+    folder, place = source.resolve(), file.resolve()
     own = (folder, folder.parent.parent / "blobs")
     if not any(place.is_relative_to(each) for each in own):
         raise CheckpointError(

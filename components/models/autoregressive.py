@@ -63,17 +63,16 @@ def build_qwen3(
 def _fields(config: Config, family: str) -> Fields:
     # transformers' default, which the configs of the first checkpoints do not say.
     fields = Fields({"rope_theta": 10000.0, **config}, family)
-    if not fields.flag("drafter", False):
-        fields.only("mask_token_id")  # diffusion models exist that call themselves autoregressive
+    fields.only("mask_token_id")  # diffusion models exist that call themselves autoregressive
     return fields
 
 
 def _denoising(fields: Fields) -> Denoising:
-    if not fields.flag("drafter", False):
+    if fields.config.get("drafter") is None:
         return _DENOISING
+    drafter = fields.inner("drafter")
     return _DENOISING._replace(
-        block_length=fields.count("block_size", 3) + 1,  # a token follows the drafts
+        block_length=drafter.count("block_size", 3) + 1,  # a token follows the drafts
         iterations=("introspective", "autoregressive"),
-        iteration={"lora": "drafts"},
         masked=True,
     )

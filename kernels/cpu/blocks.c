@@ -4,12 +4,14 @@
 // A matrix is kept in tiles of LANES of its rows, so that each lane of a register sums one of them.
 // What a row gives does not depend on the other rows, nor on the number of threads.
 
+#include <float.h>
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 
 #define BLOCK 32
+#define SMALLEST 1e-30f
 #define FOURS 8  // a block's numbers are multiplied four at a time
 #define ALWAYS static inline __attribute__((always_inline))
 
@@ -90,11 +92,16 @@ ALWAYS void round_row(const float *x, const Matrix *m, Row row) {
   int8_t *to = (int8_t *)row.fours;
   for (int64_t b = 0; b < m->blocks; b++, x += BLOCK, to += BLOCK) {
     float most = 0;
-    for (int i = 0; i < BLOCK; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
-    const float inverse = most > 0 ? 127 / most : 0;
+    int finite = 1;
+    for (int i = 0; i < BLOCK; i++) {
+      most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+      finite &= fabsf(x[i]) <= FLT_MAX;
+    }
+    // Smaller numbers count as 0. NaN and infinite ones make all that they meet NaN.
+    const float inverse = finite && most > SMALLEST ? 127 / most : 0;
     int sum = 0;
-    for (int i = 0; i < BLOCK; i++) sum += to[i] = (int8_t)nearbyintf(x[i] * inverse);
-    row.scales[b] = most / 127;
+    for (int i = 0; i < BLOCK; i++) sum += to[i] = inverse > 0 ? (int8_t)nearbyintf(x[i] * inverse) : 0;
+    row.scales[b] = finite ? most / 127 : NAN;
     row.sums[b] = row.scales[b] * (float)sum;
     row.shifts[b] = -shift * sum;
   }

@@ -11,9 +11,11 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import ExitStack, suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor
 
 from diffray.kernels.quantize import Quantized, numbers, pack_nibbles
+from diffray.kernels.user_cache import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -30,28 +33,42 @@ _KINDS: Final = {"q8_0": 0, "q4_0": 1, "q4_1": 2}
 _FOUR: Final = 4  # numbers that are multiplied together
 _FLAGS: Final = {"AVX2": ("-mavx2", "-mfma", "-mf16c"), "AVX512": ("-march=native",)}
 _COMPILE_SECONDS: Final = 60
+_ROWS: Final = 1024  # a multiple of all lanes
 
 
 def tiled(kept: Quantized) -> Quantized:
-    """Return a matrix in the layout of `product`, or as it is where that does not run."""
+    """Return a matrix in the layout of `Product`, or as it is where that does not run."""
     program = _program() if kept.values_EOI.is_cpu and kept.values_EOI.dim() == 2 else None
-    if program is None or kept.shape[0] % program.lanes():
+    rows, columns = kept.shape[-2:]
+    if program is None or rows % program.lanes():
         return kept
-    lanes = program.lanes()
-    # Blocks of fours, and of each four one of every row.
-    found = numbers(kept).view(torch.uint8).unflatten(0, (-1, lanes)).unflatten(-1, (-1, 8, _FOUR))
-    found = found.permute(0, 2, 3, 1, 4)
-    if kept.format.bits == 4:
-        found = found[:, :, 0::2] | (found[:, :, 1::2] << 4)
-    else:
-        found = found ^ program.shift()
-    scales = (
-        None if each is None else each.unflatten(0, (-1, lanes)).transpose(1, 2).contiguous()
-        for each in (kept.scale_EOG, kept.zero_EOG)
-    )
-    scale, minimum = scales
-    assert scale is not None
-    return Quantized(kept.format, found.contiguous(), scale, minimum)
+    lanes, blocks = program.lanes(), columns // 32
+    values = torch.empty((rows // lanes, blocks, kept.format.bits, lanes, _FOUR), dtype=torch.uint8)
+    for first in range(0, rows, _ROWS):  # a part at a time, as this takes several times its memory
+        found = numbers(kept[first : first + _ROWS]).view(torch.uint8)
+        # Blocks of fours, and of each four one of every row.
+        found = found.unflatten(0, (-1, lanes)).unflatten(-1, (-1, 8, _FOUR)).permute(0, 2, 3, 1, 4)
+        if kept.format.bits == 4:
+            found = found[:, :, 0::2] | (found[:, :, 1::2] << 4)
+        else:
+            found = found ^ program.shift()
+        values[first // lanes : (first + _ROWS) // lanes] = found
+
+    def in_tiles(each_OG: Tensor) -> Tensor:
+        tiles: Tensor = each_OG.unflatten(0, (-1, lanes)).transpose(1, 2)
+        return tiles.contiguous()
+
+    minimum = None if kept.zero_EOG is None else in_tiles(kept.zero_EOG)
+    return Quantized(kept.format, values, in_tiles(kept.scale_EOG), minimum)
+
+
+def untiled(kept: Quantized) -> Quantized:
+    """Return a tiled matrix in the usual layout."""
+    found = Quantized.empty(kept.shape, kept.format, "cpu")
+    for first in range(0, len(kept), _ROWS):
+        part = slice(first, first + _ROWS)
+        found[part].copy_(read_rows(kept, part))
+    return found
 
 
 def read_rows(kept: Quantized, index: Tensor | slice) -> Quantized:
@@ -76,7 +93,8 @@ class Product:
     def __init__(self, kept: Quantized) -> None:
         program, minimum = _program(), kept.zero_EOG
         assert program is not None and kept.is_tiled
-        self.kept, self.rows, self.run = kept, kept.shape[0], program.block_product
+        self.kept, self.run = kept, program.block_product
+        self.rows, self.columns = kept.shape
         self.matrix = (
             kept.values_EOI.data_ptr(),
             kept.scale_EOG.data_ptr(),
@@ -89,7 +107,8 @@ class Product:
     def __call__(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         wide_TI = x_TI if x_TI.dtype == torch.float32 else x_TI.float()
         wide_TI = wide_TI.contiguous()
-        count = wide_TI.shape[0]
+        count, columns = wide_TI.shape
+        assert columns == self.columns, f"{columns} columns"  # the program does not look
         out_TO = torch.empty(count, self.rows)
         threads = torch.get_num_threads()
         if not self.run(wide_TI.data_ptr(), count, *self.matrix, out_TO.data_ptr(), threads):
@@ -103,17 +122,17 @@ class Product:
 def _program() -> ctypes.CDLL | None:
     """Return the compiled program; None where there is no compiler, or no AVX2."""
     flags = _FLAGS.get(torch.backends.cpu.get_cpu_capability())
-    compiler = shutil.which(os.environ.get("CC", "gcc"))
     if flags is None or platform.machine() != "x86_64":
         return None
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC") or "gcc")
+    if not compiler or shutil.which(compiler[0]) is None:
         log.warning("no C compiler (CC, or gcc): weights in blocks are widened, which is slower")
         return None
     try:
-        program = ctypes.CDLL(str(_compiled(compiler, flags)))
+        program = _loaded([*compiler, *flags])
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or error
-        log.warning("weights in blocks are widened, which is slower; %s failed: %s", compiler, said)
+        log.warning("weights in blocks are widened, which is slower: %s", said)
         return None
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     program.block_product.argtypes = [
@@ -123,32 +142,42 @@ def _program() -> ctypes.CDLL | None:
     return program
 
 
-def _compiled(compiler: str, flags: tuple[str, ...]) -> Path:
-    """Return the library, which is compiled once for each kind of processor."""
+def _loaded(compiler: list[str]) -> ctypes.CDLL:
+    """Load the library, which is compiled once for each kind of processor."""
     source = files(__package__) / "blocks.c"
-    said = [source.read_text(), compiler, *flags, _processor()]
+    said = [source.read_text(), *compiler, _processor()]
     name = hashlib.sha256("\0".join(said).encode()).hexdigest()[:16]
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    library = Path(home) / "diffray" / "kernels" / f"blocks-{name}.so"
-    if library.is_file():
-        return library
+    library = cache_folder("kernels") / f"blocks-{name}.so"
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=".", dir=library.parent))
+        if _is_own(library):
+            return ctypes.CDLL(str(library))
     except OSError:
-        work = Path(tempfile.mkdtemp(prefix="diffray-kernels-"))
-        library = work.with_suffix(".so")
-    try:
-        made = work / "blocks.so"
-        command = [compiler, "-O3", "-std=gnu11", "-shared", "-fPIC", "-fopenmp", *flags]
+        log.warning("%s cannot be loaded, and is compiled again", library)
+    with ExitStack() as work:
+        try:
+            library.parent.mkdir(parents=True, exist_ok=True)
+            folder = work.enter_context(tempfile.TemporaryDirectory(dir=library.parent))
+        except OSError:  # then every process compiles its own
+            folder = work.enter_context(tempfile.TemporaryDirectory())
+        made = Path(folder) / "blocks.so"
+        command = [*compiler, "-O3", "-std=gnu11", "-shared", "-fPIC", "-fopenmp", str(source)]
         subprocess.run(
-            [*command, str(source), "-o", str(made), "-lm"],
+            [*command, "-o", str(made), "-lm"],
             check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS,
         )  # fmt: skip
-        made.rename(library)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return library
+        program = ctypes.CDLL(str(made))
+        with suppress(OSError):
+            made.replace(library)
+        return program
+
+
+def _is_own(library: Path) -> bool:
+    """Whether the file is there, and nobody else may have written it."""
+    try:
+        found = library.stat()
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _processor() -> str:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,8 +35,10 @@ def matrix(kind: str, rows: int, columns: int) -> Quantized:
 def rounded(x_TI: Tensor) -> Tensor:
     """Return rows as 8 bits hold them, with a scale for every 32 numbers."""
     blocks_TGB = x_TI.unflatten(1, (-1, 32))
-    scale_TG1 = blocks_TGB.abs().amax(-1, keepdim=True) / 127
-    rounded_TGB: Tensor = (blocks_TGB / scale_TG1).nan_to_num(0).round() * scale_TG1
+    most_TG1 = blocks_TGB.abs().amax(-1, keepdim=True)
+    # As the program computes it; torch's 127 / x would be 127 * (1 / x).
+    inverse_TG1 = (torch.tensor(127.0) / most_TG1).nan_to_num(0, 0, 0)
+    rounded_TGB: Tensor = (blocks_TGB * inverse_TG1).round() * (most_TG1 / 127)
     return rounded_TGB.flatten(1)
 
 
@@ -94,7 +97,8 @@ def test_what_tiles_do_not_hold_stays_as_it_is(processor: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("compiler", "said"), [("no-such-compiler", "no C compiler"), ("false", "false failed")]
+    ("compiler", "said"),
+    [("no-such-compiler", "no C compiler"), ("false -m64", "non-zero exit status")],
 )
 def test_without_a_compiler_weights_are_widened(
     compiler: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -106,3 +110,25 @@ def test_without_a_compiler_weights_are_widened(
         assert blocks.tiled(kept) is kept
     assert said in caplog.text
     blocks._program.cache_clear()
+
+
+def test_numbers_that_are_none_stay_none(processor: str) -> None:
+    """Only in rows that have some; tiny numbers count as 0."""
+    tiled, x_TI = blocks.tiled(matrix("Q4_1", 32, 64)), torch.randn(4, 64)
+    expected = quantized_linear(x_TI, tiled)
+    x_TI[0, 3], x_TI[1, 40] = torch.nan, torch.inf
+    found = quantized_linear(torch.cat([x_TI, torch.full((1, 64), 1e-38)]), tiled)
+    assert found[:2].isnan().all()
+    assert torch.equal(found[2:4], expected[2:]) and not found[4].any()
+
+
+def test_a_broken_library_in_the_cache_is_replaced(
+    processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert blocks._program() is not None
+    (library,) = tmp_path.rglob("*.so")
+    library.unlink()
+    library.write_bytes(b"no library")
+    blocks._program.cache_clear()
+    assert blocks._program() is not None and library.stat().st_size > 1000

@@ -12,10 +12,11 @@ from tests.helpers import triton_device  # isort: skip  # noqa: F401
 import diffray
 from diffray.components import backend
 from diffray.components.mesh import Mesh
+from diffray.kernels.user_cache import cache_folder
 from diffray.workers.bring_up import start
 from diffray.workers.bring_up.check import CheckPlan
 from diffray.workers.bring_up.child import TimeLimits
-from diffray.workers.bring_up.findings import Findings, FindingsFile, cache_folder
+from diffray.workers.bring_up.findings import Findings, FindingsFile
 from diffray.workers.bring_up.one_layer import Sizes
 from diffray.workers.bring_up.start import bring_up, key_of, read_or_check
 from diffray.workers.engine_options import EngineOptions
@@ -136,13 +137,13 @@ def test_waiting_for_another_process_has_a_limit(tmp_path: Path) -> None:
 def test_files_are_in_the_user_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user without a home, as in some containers, has one among the temporary files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "diffray/kernels"
+    assert cache_folder("kernels") == tmp_path / "diffray/kernels"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path.home() / ".cache/diffray/kernels"
+    assert cache_folder("kernels") == Path.home() / ".cache/diffray/kernels"
     no_home = RuntimeError("Could not determine home directory.")
     monkeypatch.setattr(Path, "home", Mock(side_effect=no_home))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert cache_folder().is_relative_to(tmp_path)
+    assert cache_folder("kernels").is_relative_to(tmp_path)
 
 
 def test_the_key_names_everything_that_the_findings_depend_on() -> None:

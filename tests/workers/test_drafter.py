@@ -10,17 +10,19 @@ import pytest
 from benchmarks.golden import DRAFTS, EOS, MASK, cases_of
 from diffray.components.checkpoints.folder import DRAFTER, resolve
 from diffray.components.checkpoints.quantize import quantize_checkpoint
+from diffray.components.lora import LoRA
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
+from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
-from diffray.workers.messages import Request
+from diffray.workers.messages import Change, Request
 from diffray.workers.setup import build_rank
 from tests.helpers.gguf_files import write
 from tests.helpers.paths import GOLDEN
 from tests.helpers.resuming import updates_of
 
 AUTOREGRESSIVE = {"iteration": "autoregressive"}
-WITHOUT = {"iteration": {"kind": "introspective", "lora": "all"}}
+NAMED = {"iteration": {"kind": "introspective", "early_stop": False}}
 
 
 @pytest.fixture
@@ -40,14 +42,21 @@ def add_drafter(folder: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"mask_token_id": MASK}))
 
 
-def run(model: Path, *diffusions: dict[str, Any]) -> list[tuple[list[list[int]], int]]:
-    """Return the tokens of some prompts under each policy, and their forwards."""
+def started(model: Path) -> Engine:
     options = EngineOptions(dtype="float64", device="cpu", max_num_seqs=8, eos_token_id=EOS)
-    engine, found = build_rank(str(model), options, Mesh()), []
+    return build_rank(str(model), options, Mesh())
+
+
+def run(
+    model: Path | Engine, *diffusions: dict[str, Any], lora: LoRA | None = None
+) -> list[tuple[list[list[int]], int]]:
+    """Return the tokens of some prompts under each policy, and their forwards."""
+    engine, found = model if isinstance(model, Engine) else started(model), []
     for diffusion in diffusions:
         params = SamplingParams(max_tokens=40, ignore_eos=True, diffusion=diffusion)
         prompts = [tuple(case["prompt"]) for case in cases_of("idlm")[:4]]
-        updates = updates_of(engine, [Request(*each, params) for each in enumerate(prompts)], 1)
+        asked = [Request(*each, params, lora=lora) for each in enumerate(prompts)]
+        updates = updates_of(engine, asked, 1)
         ids = [[i for u in updates if u.uid == uid for i in u.ids] for uid in range(len(prompts))]
         found.append((ids, sum(u.forwards for u in updates if u.finish_reason)))
     return found
@@ -57,10 +66,31 @@ def test_it_drafts_by_default_and_changes_no_token(bundle: Path) -> None:
     plain = bundle.parent / "plain"
     shutil.copytree(bundle, plain, ignore=shutil.ignore_patterns(DRAFTER))
     [(expected, forwards)] = run(plain, {})
-    drafted, one_by_one, undrafted = run(bundle, {}, AUTOREGRESSIVE, WITHOUT)
-    assert [ids for ids, _ in (drafted, one_by_one, undrafted)] == [expected] * 3
+    drafted, one_by_one, named = run(bundle, {}, AUTOREGRESSIVE, NAMED)
+    assert [ids for ids, _ in (drafted, one_by_one, named)] == [expected] * 3
     assert one_by_one[1] == forwards
-    assert drafted[1] < undrafted[1] < forwards
+    assert drafted[1] == named[1] < 0.9 * forwards
+
+
+def test_another_adapter_changes_the_answer_and_not_the_drafter(bundle: Path) -> None:
+    folder = bundle.parent / "own"
+    shutil.copytree(GOLDEN / "idlm" / DRAFTS, folder)
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_alpha": 30}))
+    own = LoRA.loaded_now("own", str(folder))
+    drafted, one_by_one = run(bundle, {}, AUTOREGRESSIVE, lora=own)
+    assert drafted[0] == one_by_one[0] != run(bundle, {})[0][0]
+    assert drafted[1] < one_by_one[1]
+
+
+def test_new_weights_leave_the_drafter(bundle: Path) -> None:
+    """From a folder without one, as a trainer saves it."""
+    engine, plain = started(bundle), bundle.parent / "plain"
+    shutil.copytree(bundle, plain, ignore=shutil.ignore_patterns(DRAFTER))
+    assert engine.changes is not None
+    assert engine.changes.apply(Change(1, "new", str(plain))) == ""
+    drafted, one_by_one = run(engine, {}, AUTOREGRESSIVE)
+    assert drafted[0] == one_by_one[0] and drafted[1] < one_by_one[1]
 
 
 def test_a_quantized_copy_keeps_its_drafter(bundle: Path, tmp_path: Path) -> None:

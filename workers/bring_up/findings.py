@@ -13,6 +13,7 @@ from filelock import FileLock
 from pydantic import Field, ValidationError
 
 from diffray.components.config import Config
+from diffray.kernels.user_cache import cache_folder
 from diffray.workers.engine_options import EngineOptions
 
 
@@ -53,7 +54,7 @@ class FindingsFile:
         digest = sha256(repr(sorted(key.items())).encode()).hexdigest()[:16]
         name = re.sub(r"[^a-z0-9]+", "-", key.get("gpu", "").lower()).strip("-")
         self.key = key
-        self.path = (folder or cache_folder()) / f"{name}-{digest}.json"
+        self.path = (folder or cache_folder("kernels")) / f"{name}-{digest}.json"
 
     def read(self) -> Findings | None:
         """Return the findings for this key; None if there are none or they cannot be read."""
@@ -91,12 +92,3 @@ class FindingsFile:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 held.enter_context(FileLock(self.path.with_suffix(".lock"), timeout=patience_s))
             yield
-
-
-def cache_folder() -> Path:
-    """Return the folder for findings in the user's cache."""
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a user without a home, as in some containers
-        cache = Path(tempfile.gettempdir()) / f"cache-of-{os.getuid()}"
-    return cache / "diffray/kernels"

@@ -75,7 +75,7 @@ _NAMES = {
     ),
 }
 
-DRAFTS = "linear_spec_lora"  # the folder of Nemotron's adapter for drafts, and its name here
+DRAFTS = "linear_spec_lora"  # the folder of an adapter for drafts, and its name here
 
 Case = dict[str, Any]
 

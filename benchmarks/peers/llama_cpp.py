@@ -13,13 +13,16 @@ import argparse
 import ctypes
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from benchmarks import paired
+from benchmarks.peers.table import OURS, System, compare
 
 PROMPT = 64  # tokens
 Step = Callable[[], list[int]]  # returns a token of each sequence
@@ -123,8 +126,8 @@ class LlamaCpp:
         return int(numpy.ctypeslib.as_array(logits, (self.vocab,)).argmax())
 
 
-def ours(model: str, prompts: list[list[int]], tokens: int) -> tuple[list[int], Step]:
-    """Return the first tokens, and what returns the next."""
+def ours(model: str, prompts: list[list[int]], tokens: int) -> Step:
+    """Read the prompts, and return what returns the next tokens."""
     from diffray.components.mesh import Mesh
     from diffray.components.params import SamplingParams
     from diffray.workers.engine_options import EngineOptions
@@ -145,40 +148,32 @@ def ours(model: str, prompts: list[list[int]], tokens: int) -> tuple[list[int], 
                 found[update.uid] += update.ids
         return [ids[-1] for ids in found.values()]
 
-    return step(), step
+    step()  # the prompts
+    return step
 
 
-class Measured(NamedTuple):
-    """A side's turn: processor seconds of a step, and the first sequence's tokens."""
-
-    seconds: float
-    ids: list[int]
-
-
-def turn(args: argparse.Namespace, side: str, batch: int) -> Measured:
+def turn(args: argparse.Namespace, side: str, batch: int, _: int) -> paired.Turn:
     """Run a side in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.peers.llama_cpp", args.model, "--side", side]
     command += ["--library", str(args.library), "--batch", str(batch), "--tokens", str(args.tokens)]
-    made = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    made = subprocess.run(command, capture_output=True, text=True, env=environment)
     if made.returncode:
         raise RuntimeError(f"{side}: {made.stderr[-400:]}")
-    return Measured(**json.loads(made.stdout.splitlines()[-1]))
+    return paired.Turn(*json.loads(made.stdout.splitlines()[-1]))
 
 
 def run_side(args: argparse.Namespace) -> None:
+    """Print the processor seconds of the steps, and each sequence's tokens."""
     prompts = [[*range(100 + n, 100 + n + PROMPT)] for n in range(args.batch[0])]
-    if args.side == "diffray":
-        first, step = ours(args.model, prompts, args.tokens)
+    if args.side == OURS:
+        step = ours(args.model, prompts, args.tokens)
     else:
-        peer = LlamaCpp(args.library.resolve(), args.model, prompts, args.tokens)
-        first, step = peer.last, peer.step
-    ids, begin = [first[0]], time.process_time()
-    for _ in range(args.tokens):
-        ids.append(step()[0])
-    seconds = (time.process_time() - begin) / args.tokens
-    print(json.dumps({"seconds": seconds, "ids": ids}))
+        step = LlamaCpp(args.library.resolve(), args.model, prompts, args.tokens).step
+    begin = time.process_time()
+    ids = [step() for _ in range(args.tokens)]
+    seconds = time.process_time() - begin
+    print(json.dumps([seconds, [*zip(*ids, strict=True)]]))
 
 
 def main() -> None:
@@ -187,27 +182,14 @@ def main() -> None:
     parser.add_argument("--library", type=Path, required=True, help="the folder of libllama")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--side", choices=("diffray", "llama.cpp"), help=argparse.SUPPRESS)
+    parser.add_argument("--repeats", type=int, default=3, help="turns, after one that warms up")
+    parser.add_argument("--side", choices=(OURS, "llama.cpp"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
         return run_side(args)
-    print("| sequences | diffray, ms a step | tokens/s | llama.cpp, ms a step | tokens/s | ratio |")
-    print("|---|---|---|---|---|---|")
     for batch in args.batch:
-        found: dict[str, list[Measured]] = {"diffray": [], "llama.cpp": []}
-        for _ in range(args.turns):
-            for side, turns in found.items():
-                turns.append(turn(args, side, batch))
-        mine, theirs = (statistics.median(t.seconds for t in turns) for turns in found.values())
-        pairs = zip(*found.values(), strict=True)
-        ratios = sorted(theirs.seconds / mine.seconds for mine, theirs in pairs)
-        shown = f"{theirs / mine:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        times = (f"{1000 * each:.1f} | {batch / each:.0f}" for each in (mine, theirs))
-        print(f"| {batch} | {' | '.join(times)} | {shown} |", flush=True)
-        a, b = (turns[0].ids for turns in found.values())
-        same = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
-        print(f"{same} of {len(a)} tokens of the first sequence are equal", file=sys.stderr)
+        systems = [System(n, partial(turn, args, n, batch)) for n in (OURS, "llama.cpp")]
+        compare(f"{batch} sequences, one thread, processor seconds", systems, args.repeats)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from diffray.components.lora import LoRA
+from diffray.kernels.cpu.rows import LowRankSum
 
 
 class Adapted(NamedTuple):
@@ -36,18 +37,18 @@ class Running:
         self.adapted: tuple[Adapted, ...] = ()
 
 
-class Delta(NamedTuple):
-    """up @ down, added to the output rows from `start` on."""
+class Delta:
+    """Both matrices of a product that is added to the output columns from `start` on."""
 
-    down_RI: Tensor
-    up_OR: Tensor
-    start: int
+    def __init__(self, down_RI: Tensor, up_RO: Tensor, start: int) -> None:
+        self.down_RI, self.up_RO, self.start = down_RI, up_RO, start
+        self.program = LowRankSum(down_RI, up_RO, start) if down_RI.is_cpu else None
 
     def of(self, x_TI: Tensor) -> Tensor:
-        return linear(linear(x_TI, self.down_RI), self.up_OR)
+        return linear(x_TI, self.down_RI) @ self.up_RO
 
     def rows(self, y_TO: Tensor) -> Tensor:
-        return y_TO[:, self.start : self.start + len(self.up_OR)]
+        return y_TO[:, self.start : self.start + self.up_RO.shape[1]]
 
 
 class LowRank:
@@ -65,9 +66,10 @@ class LowRank:
     def add(self, y_TO: Tensor, x_TI: Tensor) -> Tensor:
         """Add to a product of the matrix; rows of other requests are not touched."""
         for each in self.adapted:
-            x_AI = each.of(x_TI)
             for delta in self.deltas[each.lora][0]:
-                each.add(delta.rows(y_TO), delta.of(x_AI))
+                program = delta.program
+                if program is None or not program.add(y_TO, x_TI, each.tokens_A):
+                    each.add(delta.rows(y_TO), delta.of(each.of(x_TI)))
         return y_TO
 
     def add_to_expert(self, y_PO: Tensor, x_PI: Tensor, lora: LoRA, expert: int) -> None:

@@ -78,10 +78,11 @@ def window_attention(
     v_SGD: Tensor,
     groups: tuple[Group, ...],
     scale: float | None = None,
+    out_THD: Tensor | None = None,
 ) -> Tensor:
     """Return each query's attention over the keys of its sequence; the pool is not modified.
 
-    The default scale is that of the head size.
+    The default scale is that of the head size. `out_THD` is where to store it.
     """
 
     def gather(group: Group) -> tuple[Tensor, Tensor]:
@@ -91,7 +92,7 @@ def window_attention(
         k_BKGD = k_SGD.index_select(0, slots).unflatten(0, windows)
         return k_BKGD, v_SGD.index_select(0, slots).unflatten(0, windows)
 
-    return attend_groups(q_THD, k_TGD, v_TGD, gather, groups, scale)
+    return attend_groups(q_THD, k_TGD, v_TGD, gather, groups, scale, out_THD)
 
 
 def attend_groups(
@@ -101,11 +102,11 @@ def attend_groups(
     gather: Callable[[Group], tuple[Tensor, Tensor]],
     groups: tuple[Group, ...],
     scale: float | None,
+    out_THD: Tensor | None = None,
 ) -> Tensor:
     """Do the same with K/V from `gather` for groups whose windows do not hold all their keys."""
-    num_tokens, num_heads, head_dim = q_THD.shape
-    shared = num_heads > k_TGD.shape[1]
-    out_THD = q_THD.new_empty(num_tokens, num_heads, head_dim)
+    shared = q_THD.shape[1] > k_TGD.shape[1]
+    out_THD = q_THD.new_empty(q_THD.shape) if out_THD is None else out_THD
     for group in groups:
         stop = group.start + group.windows * group.queries
         shape = (group.windows, group.queries)

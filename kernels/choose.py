@@ -27,6 +27,7 @@ from diffray.kernels import (
 )
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.confidence import Confidence, Draw
+from diffray.kernels.cpu import rows
 from diffray.kernels.experts import ExpertWeights
 from diffray.kernels.kernel import Kernel, Run
 from diffray.kernels.quantize import Quantized
@@ -81,13 +82,22 @@ TORCH: Final = Kernels(
     attention.paged_attention,
 )
 
+# Where a program in C cannot run, torch's function does.
+CPU: Final = TORCH._replace(
+    rms_norm=rows.rms_norm,
+    add_norm=rows.add_norm,
+    linear_add_norm=rows.linear_add_norm,
+    attend=rows.attend,
+)
+
 
 def choose_kernels(
     kernels: str, device: torch.device, dtype: torch.dtype, refused: Set[str] = frozenset()
 ) -> Kernels:
     """Return the kernels for a model of this dtype on this device; refuse impossible ones.
 
-    "auto" is Triton's kernels if they run here, else torch's. Of the refused kernels torch's run.
+    "auto" is Triton's kernels if they run here, else torch's; in float32 on a CPU some of these are
+    programs in C. Of the refused kernels torch's run.
     """
     if kernels not in OPTIONS:
         raise ValueError(f"kernels is {kernels!r}; expected one of {', '.join(OPTIONS)}")
@@ -98,7 +108,7 @@ def choose_kernels(
         return triton_kernels(refused)
     if kernels == "triton":
         raise ValueError(f"kernels 'triton' cannot run: {why_not}, or leave kernels at 'auto'")
-    return TORCH
+    return CPU if device.type == "cpu" and dtype == torch.float32 else TORCH
 
 
 def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:

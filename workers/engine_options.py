@@ -42,7 +42,9 @@ class EngineOptions(Config):
         description="cpu, cuda, cuda:N (in one process only), or auto: a GPU if there is one.",
     )
     kernels: Kernels = Field(
-        "auto", description="The kernels; auto is triton if the GPU supports it, else torch."
+        "auto",
+        description="The kernels; auto is triton if the GPU supports it, else torch with programs "
+        "in C for float32 on a CPU.",
     )
     quantization: Quantization | None = Field(
         None,

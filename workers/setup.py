@@ -87,7 +87,7 @@ def build_rank(
         refused=findings.refused.keys(),
         quantization=setup.quantization,
     )
-    if kernels is TORCH:  # Triton's read the head as it is
+    if kernels.name == TORCH.name:  # Triton's read the head as it is
         loaded.pack()
     _check_special_ids(mask_token_id, eos_token_ids, spec.vocab_size)
     engine = engine_of(loaded, setup, mask_token_id, eos_token_ids, mesh)

@@ -124,7 +124,7 @@ class Adapter:
                 outputs, inputs = part.weight.stored.shape[-2:]
                 expert, start = divmod(piece.target.storage_offset() // inputs, outputs)
                 columns = piece.take[1] if len(piece.take) > 1 else slice(None)
-                both = down_RI[:, columns], up_OR[piece.take[0]]
+                both = down_RI[:, columns], up_OR[piece.take[0]].t()
                 down, up = (send(_copied(side, dtype), device) for side in both)
                 yield part.weight, expert, Delta(down, up, start)
 

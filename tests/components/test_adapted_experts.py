@@ -27,7 +27,7 @@ def layer(dtype: torch.dtype, running: Running) -> Experts:
                 expert: [
                     Delta(
                         torch.randn(2, shape[2], dtype=dtype),
-                        torch.randn(shape[1] // 2, 2, dtype=dtype),
+                        torch.randn(2, shape[1] // 2, dtype=dtype),
                         start,
                     )
                     for start in (0, shape[1] // 2)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from diffray.kernels.cpu import blocks
+from diffray.kernels.cpu.program import program
 from diffray.kernels.formats import BLOCKS
 from diffray.kernels.quantize import Quantized, dequantize, quantize
 from diffray.kernels.quantized import quantized_linear, sum_rows
@@ -23,9 +24,9 @@ pytestmark = pytest.mark.skipif(not PROCESSORS, reason="this processor has no AV
 def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Compile for a processor, and for the real one again afterwards."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
-    blocks._program.cache_clear()
+    program.cache_clear()
     yield request.param
-    blocks._program.cache_clear()
+    program.cache_clear()
 
 
 def matrix(kind: str, rows: int, columns: int) -> Quantized:
@@ -104,12 +105,12 @@ def test_without_a_compiler_weights_are_widened(
     compiler: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", compiler)
-    blocks._program.cache_clear()
+    program.cache_clear()
     with caplog.at_level(logging.WARNING):
         kept = matrix("Q8_0", 16, 32)
         assert blocks.tiled(kept) is kept
     assert said in caplog.text
-    blocks._program.cache_clear()
+    program.cache_clear()
 
 
 def test_numbers_that_are_none_stay_none(processor: str) -> None:
@@ -126,9 +127,9 @@ def test_a_broken_library_in_the_cache_is_replaced(
     processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert blocks._program() is not None
+    assert program() is not None
     (library,) = tmp_path.rglob("*.so")
     library.unlink()
     library.write_bytes(b"no library")
-    blocks._program.cache_clear()
-    assert blocks._program() is not None and library.stat().st_size > 1000
+    program.cache_clear()
+    assert program() is not None and library.stat().st_size > 1000

@@ -134,7 +134,7 @@ def test_auto_is_triton_where_it_is_installed_and_the_gpu_is_new(
 ) -> None:
     gpu = torch.device("cuda")
     assert choose_kernels("torch", CPU, torch.float32) is TORCH
-    assert choose_kernels("auto", CPU, torch.float32) is TORCH
+    assert choose_kernels("auto", CPU, torch.float64) is TORCH
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert choose_kernels("auto", gpu, torch.float32) is TORCH
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))

@@ -1,0 +1,141 @@
+"""The C programs for forwards of few rows on a CPU in float32, in place of calls of torch.
+
+Letters: T packed tokens, H hidden size, N heads of any kind, D head size, R an adapter's rank, I
+input columns, O output rows, A tokens of an adapter.
+"""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from diffray.kernels import attention, norm
+from diffray.kernels.attention import KVLayer, QKRotary
+from diffray.kernels.cpu.program import program
+from diffray.kernels.linear import linear
+from diffray.kernels.windows import Windows
+
+FEW: Final = 8  # queries of a window that attend here; for more, torch is faster
+_FEW_ADAPTED: Final = 64
+_MOST_VECTORS: Final = 16  # of a head
+_LITTLE: Final = 1 << 16  # numbers that one thread passes through sooner than two begin
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Do the same as torch's kernel."""
+    if weight.dim() > 1 or not _fits(x, x.shape[-1]):
+        return norm.rms_norm(x, weight, eps)
+    return _norm(x, None, weight, eps)[1]
+
+
+def add_norm(
+    x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Do the same as torch's kernel."""
+    if not _fits(x_TH, x_TH.shape[-1]) or not residual_TH.is_contiguous():
+        return norm.add_norm(x_TH, residual_TH, weight_H, eps)
+    return _norm(x_TH, residual_TH, weight_H, eps)
+
+
+def linear_add_norm(
+    x_TI: Tensor, weight_OI: Tensor, residual_TO: Tensor, norm_O: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Do the same as torch's kernel."""
+    return add_norm(linear(x_TI, weight_OI), residual_TO, norm_O, eps)
+
+
+def attend(
+    heads_TND: Tensor, rotary: QKRotary, kv: KVLayer, slots_T: Tensor, windows: Windows
+) -> Tensor:
+    """Do the same as torch's kernel; the heads are rotated in place.
+
+    A window of few queries gives the same bits whatever their number.
+    """
+    count, _, size = heads_TND.shape
+    rotated, keys = rotary.cos_T1R.shape[-1], kv.keys_SGD.shape[1]
+    if not _fits(heads_TND, size) or size > _MOST_VECTORS * _lanes():
+        return attention.attend(heads_TND, rotary, kv, slots_T, windows)
+    library, queries = program(), heads_TND.shape[1] - 2 * keys
+    assert library is not None
+    norms = None if rotary.norm_ND is None else rotary.norm_ND.data_ptr()
+    threads = _threads(heads_TND)
+    pools = kv.keys_SGD.data_ptr(), kv.values_SGD.data_ptr()
+    turning = norms, rotary.eps, rotary.cos_T1R.data_ptr(), rotary.sin_T1R.data_ptr()
+    sizes = count, queries, keys, size, rotated
+    library.rotate_and_store(
+        heads_TND.data_ptr(), *turning, slots_T.data_ptr(), *pools, *sizes, threads
+    )
+    q_THD = heads_TND[:, :queries]
+    out_THD = torch.empty(q_THD.shape)
+    paged = windows.paged
+    if paged.max_queries > FEW:
+        k_TGD, v_TGD = heads_TND[:, queries:-keys], heads_TND[:, -keys:]
+        long = tuple(group for group in windows.groups if group.queries > FEW)
+        attention.window_attention(q_THD, k_TGD, v_TGD, *kv, long, out_THD=out_THD)
+        if len(long) == len(windows.groups):
+            return out_THD
+    places = [each.data_ptr() for each in paged[:4]]
+    table = paged.pages_WP.data_ptr(), paged.pages_WP.shape[1], paged.page_size
+    sizes = len(paged.start_W), FEW, queries, keys, size
+    done = library.attend_windows(
+        heads_TND.data_ptr(), heads_TND.stride(0), *pools, *places, *table, *sizes, size**-0.5,
+        out_THD.data_ptr(), threads,
+    )  # fmt: skip
+    if not done:
+        raise MemoryError(f"no memory for the scores of {len(paged.start_W)} windows")
+    return out_THD
+
+
+class LowRankSum:
+    """y += x @ down.T @ up for some tokens, in the columns of y from `start` on."""
+
+    def __init__(self, down_RI: Tensor, up_RO: Tensor, start: int) -> None:
+        both = down_RI, up_RO
+        narrow = [side.bfloat16() for side in both]
+        exact = all(map(torch.equal, (side.float() for side in narrow), both))
+        self._kept = narrow if exact else both  # from bfloat16, half as much memory is read
+        self._given = *(side.data_ptr() for side in self._kept), int(exact)
+        self._sizes = down_RI.shape[1], len(down_RI), up_RO.shape[1]
+        self._offset = start * up_RO.itemsize
+        self._fits = _fits(down_RI, down_RI.shape[1]) and _fits(up_RO, up_RO.shape[1])
+
+    def add(self, y_TO: Tensor, x_TI: Tensor, tokens_A: Tensor) -> bool:
+        """Return False where it cannot."""
+        rows, count = len(tokens_A), x_TI.shape[1]
+        if not self._fits or rows > _FEW_ADAPTED or not (_fits(x_TI, count) and _fits(y_TO, 0)):
+            return False
+        library = program()
+        assert library is not None
+        library.add_low_rank(
+            x_TI.data_ptr(), tokens_A.data_ptr(), *self._given, y_TO.data_ptr() + self._offset,
+            rows, *self._sizes, y_TO.stride(0),
+        )  # fmt: skip
+        return True
+
+
+def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the sum, which is `x` without a residual, and its norm."""
+    library, out = program(), torch.empty_like(x)
+    assert library is not None
+    total = x if residual is None else torch.empty_like(x)
+    added = None if residual is None else residual.data_ptr()
+    where = total.data_ptr(), out.data_ptr(), x.numel() // max(x.shape[-1], 1), x.shape[-1]
+    library.rms_norm(x.data_ptr(), added, weight.data_ptr(), eps, *where, _threads(x))
+    return total, out
+
+
+def _fits(x: Tensor, size: int) -> bool:
+    """Whether the programs take the tensor: its rows are whole vectors of float32 on the CPU."""
+    lanes = _lanes()
+    plain = x.dtype == torch.float32 and x.is_cpu and x.is_contiguous()
+    return plain and lanes > 0 and size % lanes == 0
+
+
+def _lanes() -> int:
+    """How many numbers a vector has; 0 where there is no program."""
+    library = program()
+    return library.lanes_of_floats() if library is not None else 0
+
+
+def _threads(x: Tensor) -> int:
+    return 1 if x.numel() <= _LITTLE else torch.get_num_threads()

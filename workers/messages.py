@@ -200,6 +200,7 @@ class Update:
     # For each token the most probable ids when it became final; empty unless requested.
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     canvas: list[int | None] | None = None  # with `watch`: the generated part; None: masked
+    drafts: int = 0  # of the canvas's tokens: the last ones, which are not verified
     cached_tokens: int = 0  # prompt tokens read from shared pages
     approximate: bool = False  # whether their K/V were computed on another canvas
     # Seconds since its admission, in the first update after it; set by the queue.
@@ -216,7 +217,8 @@ class Update:
         self.top_logprobs += later.top_logprobs
         self.finish_reason, self.stop_id = later.finish_reason, later.stop_id
         self.forwards, self.progress = later.forwards, later.progress
-        self.canvas, self.cached_tokens = later.canvas, later.cached_tokens
+        self.canvas, self.drafts = later.canvas, later.drafts
+        self.cached_tokens = later.cached_tokens
         self.approximate = self.approximate or later.approximate
         self.fields, self.version = later.fields, later.version
 

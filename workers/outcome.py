@@ -27,6 +27,7 @@ class Outcome(NamedTuple):
     done: bool
     foreseen: bool  # whether the last step's canvas is that of the first draft
     top: list[Ranking]  # the most probable ids at each position, if requested
+    drafts: tuple[int, ...] = ()  # of the next block
 
     def verified(self, sequence: Sequence) -> "Outcome":
         """Return what is final of a block of drafts: nothing, or what ends before the first mask.
@@ -38,6 +39,7 @@ class Outcome(NamedTuple):
         size = self.decided
         sequence.cut(size)
         return self._replace(
+            drafts=tuple(self.ids[size : size + sequence.canvas.num_drafts]),
             ids=self.ids[:size],
             masked=self.masked[:size],
             steps=self.steps[:size],

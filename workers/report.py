@@ -38,6 +38,10 @@ def report(sequence: Sequence, outcome: Outcome) -> Update:
         steps = sequence.steps_before + block.step
         reported.progress = block.index + 1, steps
     last = first - skip + len(ids)
+    shown = _canvas(sequence, outcome) if sequence.watch else None
+    drafts = 0
+    if shown is not None and sequence.policy.iteration.drafts:
+        drafts = max(len(shown) - shown.count(None) - reported.tokens, 0)
     return Update(
         uid=sequence.uid,
         ids=ids,
@@ -50,7 +54,8 @@ def report(sequence: Sequence, outcome: Outcome) -> Update:
         top_logprobs=outcome.top[first - skip : last],
         cached_tokens=sequence.kv.cached,
         approximate=sequence.kv.approximate,
-        canvas=_canvas(sequence, outcome) if sequence.watch else None,
+        canvas=shown,
+        drafts=drafts,
     )
 
 
@@ -100,9 +105,9 @@ def _finish_reason(sequence: Sequence, outcome: Outcome) -> str | None:
 
 
 def _canvas(sequence: Sequence, outcome: Outcome) -> list[int | None]:
-    """Return the generated part: finished blocks, the current one, and masks after it."""
+    """Return the generated part: finished blocks, the current one, drafts, and masks after it."""
     masked = outcome.masked.tolist()
     block = [None if hidden else token for token, hidden in zip(outcome.ids, masked, strict=True)]
-    canvas = [*sequence.canvas.final, *block[sequence.block.num_prompt :]]
+    canvas = [*sequence.canvas.final, *block[sequence.block.num_prompt :], *outcome.drafts]
     length = min(sequence.canvas.blocks_stop, sequence.canvas.limit) - sequence.canvas.prompt_len
     return canvas[:length] + [None] * (length - len(canvas))

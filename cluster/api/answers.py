@@ -15,7 +15,7 @@ from diffray.cluster.api.choices import Choice
 from diffray.cluster.api.errors import Json
 from diffray.cluster.api.params_builder import long_canvas
 from diffray.cluster.api.tokens import Tokens
-from diffray.cluster.frontend.output import CompletionOutput, Delta
+from diffray.cluster.frontend.output import Canvas, CompletionOutput, Delta
 from diffray.components.grammar.tool_calls import OPEN, CallParser
 
 Part = CompletionOutput | Delta  # the tokens of a choice: all, or new ones
@@ -175,12 +175,13 @@ class Answer(ABC):
             }
         return made
 
-    def _view(self, choice: Choice, canvas: list[int | None], forwards: int) -> Json:
+    def _view(self, choice: Choice, canvas: Canvas[int], forwards: int) -> Json:
         """Return a canvas after a forward: its tokens, their texts, and the whole text."""
         return {
             "index": choice.index,
             "forwards": forwards,
             "canvas": canvas,
+            "drafts": canvas.drafts,
             "tokens": [None if token is None else self._tokens[token][0] for token in canvas],
             "text": self._tokens.of_canvas(canvas),
         }

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from diffray.cluster.cli.playback import News
+from diffray.cluster.frontend.output import Canvas
 from diffray.components.config import counted, shortened
 
 CONNECT_SECONDS = 10.0
@@ -213,7 +214,7 @@ class Conversation:
     def _news(self, chunk: dict[str, Any]) -> Iterator[News]:
         about, usage = chunk.get("diffusion") or {}, chunk.get("usage")
         if tokens := about.get("tokens"):
-            yield tokens
+            yield Canvas(tokens, about.get("drafts", 0))
         elif usage and "forwards" in about:
             forwards, rate = about["forwards"], about["tokens_per_forward"]
             self.counts = (

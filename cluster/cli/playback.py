@@ -15,8 +15,10 @@ from rich.live import Live
 from rich.text import Text
 
 from diffray.cluster.cli.commands import printable
+from diffray.cluster.frontend.output import Canvas
+from diffray.components.config import counted
 
-Canvas = Sequence[str | None]  # the text of each token; None: masked
+Tokens = Sequence[str | None]  # the text of each; None: masked
 News = str | list[str | None]  # of an answer: more text, which is final, or the next step's canvas
 
 _PATIENCE_S = 0.5  # with nothing new to show, before a note reports progress
@@ -76,17 +78,31 @@ class Playback:
         self._masks = "", "#" if console.options.ascii_only else "\u2591", "\N{GETA MARK}"
         self._text, self._laid = "", 0  # the final text, and how much of it is in rows
         self._rows, self._start = [""], 0  # those not yet plain; where the last starts in the text
-        self._steps: list[Canvas] = []  # not yet shown
+        self._steps: list[Tokens] = []  # not yet shown
         self._count = 0  # of all steps
-        self._shown: Canvas = ()  # the canvas after the last step that was shown
+        self._shown: Tokens = ()  # the canvas after the last step that was shown
+        self._drafts: list[str] = []  # those of the last step
+        self._verified = ""  # how many of those of the step before were right
+        self._written = 0  # tokens after the last step
         self._seconds, self._due = 1 / pace, time.monotonic()  # of the next drawing
 
-    def step(self, canvas: Canvas) -> None:
-        """Add the canvas after one more step."""
+    def step(self, canvas: list[str | None]) -> None:
+        """Add the canvas after one more step; a `Canvas` may end in drafts."""
         if self._steps and _has_no_gap(self._steps[-1]):
             self._play()
         self._count += 1
-        self._steps.append([token and printable(token) for token in canvas])
+        tokens = [token and printable(token) for token in canvas]
+        drafts = canvas.drafts if isinstance(canvas, Canvas) else 0
+        written, before = len(tokens) - tokens.count(None) - drafts, len(self._drafts)
+        self._verified = ""
+        if before:
+            right = min(max(written - self._written - 1, 0), before)
+            self._verified = f", {right} of {counted(before, 'draft')} accepted"
+        self._written, self._drafts = written, []
+        if drafts:  # they follow the tokens that were written
+            self._drafts = [token or "" for token in tokens[written : written + drafts]]
+            tokens[written:] = [None] * (len(tokens) - written)
+        self._steps.append(tokens)
         if time.monotonic() > self._due + _PATIENCE_S:
             self._draw([Text(row) for row in self._rows], self._count, canvas.count(None))
 
@@ -124,13 +140,16 @@ class Playback:
             steps.insert(0, before)  # several steps start with their masks
         for number, now in enumerate(steps, self._count - len(steps) + 1):
             now = [*now, *[None] * (len(last) - len(now))]
-            self._draw(self._wrapped(self._looks(pieces, now, before)), number, now.count(None))
+            looks = self._looks(pieces, now, before)
+            if number == self._count:
+                looks.append("".join(self._drafts), "italic yellow")
+            self._draw(self._wrapped(looks), number, now.count(None))
             before = now
         self._rows = [row.plain for row in self._wrapped(Text(self._text[self._start :]))]
         self._laid, self._start = len(self._text), self._text.rfind(self._rows[-1])
         self._steps.clear()
 
-    def _looks(self, pieces: list[tuple[int, str]], now: Canvas, before: Canvas) -> Text:
+    def _looks(self, pieces: list[tuple[int, str]], now: Tokens, before: Tokens) -> Text:
         """Return a text in pieces as it looks after a step: masks are dim, new tokens green."""
         looks = Text()
         for position, text in pieces:
@@ -150,7 +169,8 @@ class Playback:
     def _draw(self, rows: list[Text], number: int, masked: int) -> None:
         """Draw the last rows that fit, and a note, once the last drawing was seen long enough."""
         self._wait()
-        note = Text(f"step {number}, {masked} masked", "dim")
+        verified = self._verified if number == self._count else ""
+        note = Text(f"step {number}, {masked} left{verified}", "dim")
         self._show([*rows[-max(self._console.height - 2, 1) :], note])
         self._due = time.monotonic() + self._seconds
 
@@ -189,12 +209,12 @@ def without_echo() -> Iterator[None]:
         termios.tcsetattr(keys, termios.TCSADRAIN, before)
 
 
-def _has_no_gap(canvas: Canvas) -> bool:
+def _has_no_gap(canvas: Tokens) -> bool:
     """Return whether no token follows a mask."""
     return None not in canvas[: len(canvas) - canvas.count(None)]
 
 
-def _pieces(tokens: Canvas, text: str, begin: int) -> list[tuple[int, str]]:
+def _pieces(tokens: Tokens, text: str, begin: int) -> list[tuple[int, str]]:
     """Return the pieces of a text from `begin`, with the positions of the tokens they come from.
 
     A character of several tokens is in the piece of the next token that can be found in the text;

@@ -19,7 +19,7 @@ from diffray.cluster.control.local import WaitingEngine
 from diffray.cluster.control.ranks import WaitingRanks
 from diffray.cluster.frontend.given import Given, Reader, RequestMaker
 from diffray.cluster.frontend.image_files import Picture
-from diffray.cluster.frontend.output import Delta, Job, RequestOutput
+from diffray.cluster.frontend.output import Canvas, Delta, Job, RequestOutput
 from diffray.cluster.frontend.prompts import (
     Prompt,
     as_conversations,
@@ -242,9 +242,10 @@ class DiffusionLLM(EngineChanges):
         prompt: Prompt | Messages,
         sampling_params: SamplingParams | None = None,
         **options: Unpack[SamplingKeywords],
-    ) -> Iterator[list[int | None]]:
+    ) -> Iterator[Canvas[int]]:
         """Yield the canvas after every denoising step: token ids, None where it is masked.
 
+        The last `drafts` of its tokens are not verified yet.
         With several ranks it is yielded after every round instead (`steps_per_round`).
         """
         (params,) = as_params("watch", sampling_params, options, 1)
@@ -258,7 +259,7 @@ class DiffusionLLM(EngineChanges):
                 self._advance(1)
                 if job.canvas is not None and not job.finished:
                     yield job.canvas
-            yield list(job.choice.token_ids)
+            yield Canvas(job.choice.token_ids)
 
     def _requests(
         self, given: Given, params: SamplingParams, watch: bool = False

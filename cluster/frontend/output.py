@@ -1,12 +1,16 @@
 """The results of a request, with views for notebooks and terminals, and what fills them."""
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from diffray.cluster.frontend.text import TextStream, Tokenizer
 from diffray.components.config import counted, shortened
 from diffray.components.params import SamplingParams
 from diffray.workers.messages import Update
+
+_Token = TypeVar("_Token", int, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,22 @@ class Accepted:
     num_blocks: list[int]
 
 
+class Canvas(list[_Token | None]):
+    """The generated part of a canvas, as ids or texts of tokens, None where it is masked.
+
+    The last `drafts` of its tokens are guesses that the next steps verify.
+    """
+
+    def __init__(self, tokens: Iterable[_Token | None], drafts: int = 0) -> None:
+        super().__init__([*tokens])
+        self.drafts = drafts
+
+    @property
+    def final(self) -> int:
+        """Where the drafts begin; the end, if there are none."""
+        return len(self) - self.count(None) - self.drafts if self.drafts else len(self)
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What became final in one streamed choice since the last delta.
@@ -152,7 +172,7 @@ class Delta:
     top_logprobs: list[list[tuple[int, float]]] | None = None
     shown: list[int] = field(default_factory=list)
     fields: dict[str, FieldOutput] | None = None
-    canvas: list[int | None] | None = None
+    canvas: Canvas[int] | None = None
     blocks: int = 0
 
 
@@ -180,7 +200,7 @@ class Job:
         if params.top_logprobs:
             self.choice.top_logprobs = []
         self._tokenizer = tokenizer
-        self.canvas: list[int | None] | None = None  # the latest one, with `watch`
+        self.canvas: Canvas[int] | None = None  # the latest one, with `watch`
         self._text = TextStream(
             tokenizer,
             params.stop,
@@ -228,7 +248,8 @@ class Job:
             choice.top_logprobs += update.top_logprobs[: len(ids)]
         if update.fields:
             choice.fields = {path: FieldOutput(*each) for path, each in update.fields.items()}
-        self.canvas, self._blocks = update.canvas, update.progress.blocks
+        self.canvas = None if update.canvas is None else Canvas(update.canvas, update.drafts)
+        self._blocks = update.progress.blocks
 
     def _push(self, ids: list[int]) -> None:
         if self.choice.logprobs is None:

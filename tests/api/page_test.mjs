@@ -87,6 +87,26 @@ test("a canvas that goes back to masks is shown so", () => {
   assert.equal(recording.last.final, 1);
 });
 
+test("drafts are shown as such, and what they became", () => {
+  const recording = new Recording(0);
+  const drafted = (forwards, drafts, ...tokens) => {
+    const about = view(forwards, ...tokens);
+    Object.assign(about.diffusion, { drafts, text: tokens.join("") });
+    recording.add(about, 1000 * forwards);
+  };
+  drafted(1, 2, "a", "b", "<|end|>", null);
+  recording.add(said("a", 0), 1000);
+  drafted(2, 0, "a", "b", "c", null);
+  drafted(3, 1, "a", "b", "c", "d");
+  const isDraft = (frame) => [1, 2, 3].map((at) => recording.cell(at, frame)?.isDraft ?? null);
+  assert.deepEqual([1, 2, 3].map(isDraft), [[true, true, null], [false, false, null], [false, false, true]]);
+  assert.deepEqual([1, 2].map((at) => recording.cell(at, 2).drafted), ["b", "<|end|>"]);
+  assert.equal(recording.cell(1, 2).forward, 2);
+  assert.equal(recording.draftAt(1), "b<|end|>");
+  assert.deepEqual([1, 2, 3].map((frame) => recording.frames[frame].final), [1, 3, 3]);
+  assert.equal(recording.endAt(1), 4);
+});
+
 test("code is told from prose, marked or not, and the marks are left out", () => {
   const cases = {
     "def f(x):\n    return x": [["pre", "def f(x):\n    return x"]],

@@ -10,6 +10,7 @@ from typing import TextIO
 import pytest
 
 from diffray.cluster.cli.playback import News, show
+from diffray.cluster.frontend.output import Canvas
 from tests.helpers.screen import Cell, Screen
 
 MASK = "\N{LIGHT SHADE}"
@@ -109,11 +110,34 @@ def test_tokens_that_are_replaced_keep_their_places(screen: Screen) -> None:
     assert frames(screen)[:3] == [f"{MASK * 7} {MASK}", f"wrong{MASK * 2} {MASK}", "righter x"]
 
 
+def test_drafts_follow_the_text_until_they_are_accepted(screen: Screen) -> None:
+    def drafted() -> Generator[News, None, None]:
+        yield Canvas(["One", " two", " three", None, None], 2)
+        yield "One"
+        yield Canvas(["One", " two", " 3", None, None])
+        yield " two 3"
+        yield Canvas(["One", " two", " 3", " four", "!"], 1)
+        yield " four"
+        yield ["One", " two", " 3", " four", "."]
+        yield "."
+
+    show(drafted(), screen, 1000)
+    shown = [screen.text_of(state).split("\n") for state in screen.states if len(state) > 1]
+    noted = [tuple(rows) for rows in shown if rows[-1].startswith("step ")]
+    assert [*dict.fromkeys(noted)] == [
+        ("One two three", "step 1, 4 left"),
+        ("One two 3", "step 2, 2 left, 1 of 2 drafts accepted"),
+        ("One two 3 four!", "step 3, 1 left"),
+        ("One two 3 four.", "step 4, 0 left, 0 of 1 draft accepted"),
+    ]
+    assert screen.text == "One two 3 four.\n"
+
+
 def test_the_last_rows_of_a_high_answer_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = sized(monkeypatch, 40, 5)
     words: list[str | None] = [f"{number}\n" for number in range(9)]
     played(screen, [None, *words[1:]], words, "".join(map(str, words)))
-    assert "7\n8\n\nstep 1, 1 masked" in map(screen.text_of, screen.states)
+    assert "7\n8\n\nstep 1, 1 left" in map(screen.text_of, screen.states)
     assert screen.text.split() == [*"012345678"]
 
 
@@ -156,10 +180,10 @@ def test_a_step_waits_for_its_place(screen: Screen, monkeypatch: pytest.MonkeyPa
         assert screen.states == []
         now = 9.0
         yield ["Hello", " world", None]
-        assert screen.text == "\nstep 2, 1 masked"
+        assert screen.text == "\nstep 2, 1 left"
         yield "Hello world"
         yield ["Hello", " world", "ly"]
-        assert screen.text == "Hello world\nstep 2, 1 masked"
+        assert screen.text == "Hello world\nstep 2, 1 left"
         yield "ly"
 
     show(late(), screen, 1000)
@@ -189,7 +213,7 @@ def test_a_note_does_not_outlast_an_answer_without_text(
     def stopped() -> Generator[News, None, None]:
         yield [None, None, None]
         yield [None, " a", None]
-        assert screen.text.endswith("masked")
+        assert screen.text.endswith("left")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

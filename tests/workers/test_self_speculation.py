@@ -107,6 +107,26 @@ def test_a_thousand_answers_are_those_of_the_autoregressive_mode(name: str) -> N
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_a_watched_answer_shows_drafts_and_what_was_accepted(name: str) -> None:
+    diffusion = {"iteration": KINDS[name], "block_length": 8}
+    params = SamplingParams(max_tokens=40, ignore_eos=True, diffusion=diffusion)
+    final, drafts, accepted = list[int](), list[int](), 0
+    request = Request(0, tuple(cases_of(name)[0]["prompt"]), params, watch=True)
+    for update in updates_of(engine(name), [request], 1):
+        assert update.canvas is not None
+        final += update.ids
+        if update.ids and drafts:
+            right = len(update.ids) - 1  # the token after them is the model's
+            assert update.ids[:right] == drafts[:right]
+            accepted += right
+        shown = [token for token in update.canvas if token is not None]
+        known = len(shown) - update.drafts
+        assert shown[:known] == final[:40]
+        drafts = shown[known:]
+    assert len(final) == 40 and drafts == [] and accepted > 3
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_interrupted_equals_uninterrupted(name: str) -> None:
     asked = requests(name, 12, drafted=True)
     whole = updates_of(engine(name), asked, 1)

@@ -40,12 +40,14 @@ export class Canvas {
 
   #draw(cell, position, total, isBeyond) {
     const found = this.recording.cell(position, this.frame);
-    const state = found ? `${found.text}, forward ${found.forward}` : "mask";
+    const since = found?.isDraft ? "draft" : `forward ${found?.forward}`;
+    const state = found ? `${found.text}, ${since}` : "mask";
     const key = `${isBeyond} ${total} ${state}`;
     if (cell.dataset.key === key) return;
     cell.dataset.key = key;
     cell.textContent = !found || isBeyond ? "" : visible(found.text);
-    cell.classList.toggle("final", found !== null);
+    cell.classList.toggle("final", found !== null && !found.isDraft);
+    cell.classList.toggle("draft", found !== null && found.isDraft);
     cell.classList.toggle("beyond", isBeyond);
     if (found) cell.style.setProperty("--time", (found.forward - 1) / Math.max(total - 1, 1));
     cell.setAttribute("aria-label", `${position + 1}: ${state}`);
@@ -75,12 +77,20 @@ export class Canvas {
     const found = this.recording.cell(this.selected, this.frame);
     const parts = [`Position ${this.selected + 1}`];
     if (found === null) parts.push("mask");
-    else parts.push(`\u201c${visible(found.text)}\u201d`, `final at forward ${found.forward}`);
-    if (found !== null && found.probability !== null) {
+    else parts.push(`\u201c${visible(found.text)}\u201d`, sinceWhen(found));
+    if (found !== null && !found.isDraft && found.probability !== null) {
       parts.push(`probability ${found.probability.toFixed(3)}`);
     }
     this.note.textContent = parts.join(" \u00b7 ");
   }
+}
+
+/** Return when a token became final, and what was drafted in its place. */
+function sinceWhen({ text, forward, isDraft, drafted }) {
+  if (isDraft) return `draft of forward ${forward}`;
+  const final = `final at forward ${forward}`;
+  if (drafted === null) return final;
+  return `${final}, ${drafted === text ? "as drafted" : `drafted as \u201c${visible(drafted)}\u201d`}`;
 }
 
 /** Return a token's text with symbols for invisible white space. */

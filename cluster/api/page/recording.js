@@ -7,14 +7,16 @@ const ENDS = /^(<\|.*\||<\/s|<eos|<end_of_turn)>$/; // end tokens as models writ
  *   draft: string}} Frame
  *   The state after a forward: final tokens, time since the request, length of the final text,
  *   size of the canvas, and its whole text with a symbol for each mask.
- * @typedef {{text: string, forward: number, probability: number | null}} Cell
+ * @typedef {{text: string, forward: number, probability: number | null, isDraft: boolean,
+ *   drafted: string | null}} Cell
+ *   What a position holds: a final token or a draft, since which forward, and the draft before it.
  */
 export class Recording {
   constructor(now) {
     this.began = now;
     /** @type {Frame[]} */
     this.frames = [{ forward: 0, final: 0, seconds: 0, length: 0, size: 0, draft: "" }];
-    this.positions = []; // each position's changes: {frame, forward, text}
+    this.positions = []; // each position's changes: {frame, forward, text, isDraft}
     this.probabilities = [];
     this.text = "";
     this.finish = null; // why the answer ended
@@ -46,17 +48,19 @@ export class Recording {
     }
   }
 
-  #addCanvas({ forwards, tokens, text = "" }, now) {
+  #addCanvas({ forwards, tokens, text = "", drafts = 0 }, now) {
     const forward = Math.max(forwards, this.last.forward);
     const seconds = (now - this.began) / 1000;
     if (forward > this.last.forward) this.frames.push({ forward, seconds });
-    const final = tokens.filter((token) => token !== null).length;
+    const final = tokens.filter((token) => token !== null).length - drafts;
     Object.assign(this.last, { final, size: tokens.length, draft: text });
     this.frames[0].size ||= tokens.length;
     tokens.forEach((token, position) => {
       const changes = (this.positions[position] ??= []);
-      if (token === (changes.at(-1)?.text ?? null)) return;
-      changes.push({ frame: this.frames.length - 1, forward, text: token });
+      const { text = null, isDraft = false } = changes.at(-1) ?? {};
+      const isOpen = drafts > 0 && token !== null && position >= final;
+      if (token === text && isOpen === isDraft) return;
+      changes.push({ frame: this.frames.length - 1, forward, text: token, isDraft: isOpen });
     });
   }
 
@@ -68,13 +72,17 @@ export class Recording {
 
   /** Return what a position holds in a frame; null for a mask. @returns {Cell | null} */
   cell(position, frame) {
-    const change = (this.positions[position] ?? []).findLast((each) => each.frame <= frame);
-    if (change === undefined || change.text === null) return null;
-    return { ...change, probability: this.probabilities[position] ?? null };
+    const changes = this.positions[position] ?? [];
+    const at = changes.findLastIndex((each) => each.frame <= frame);
+    if (at === -1 || changes[at].text === null) return null;
+    const earlier = changes.slice(0, at).findLast((each) => each.isDraft);
+    const probability = this.probabilities[position] ?? null;
+    return { ...changes[at], probability, drafted: earlier?.text ?? null };
   }
 
   #finalBefore(end, frame) {
-    return this.positions.slice(0, end).filter((_, at) => this.cell(at, frame) !== null).length;
+    const isFinal = (_, at) => this.cell(at, frame)?.isDraft === false;
+    return this.positions.slice(0, end).filter(isFinal).length;
   }
 
   /** Return the text that was final in a frame. */
@@ -90,7 +98,10 @@ export class Recording {
 
   /** Return where the answer ends on a frame's canvas, as far as that is known there. */
   endAt(frame) {
-    const isEnd = (_, position) => ENDS.test(this.cell(position, frame)?.text ?? "");
+    const isEnd = (_, position) => {
+      const cell = this.cell(position, frame);
+      return cell !== null && !cell.isDraft && ENDS.test(cell.text);
+    };
     const end = this.positions.findIndex(isEnd);
     const isLast = this.totals !== null && frame === this.frames.length - 1;
     return end !== -1 ? end : isLast ? this.totals.tokens : this.positions.length;

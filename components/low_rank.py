@@ -4,6 +4,7 @@ Letters: T packed tokens, A those of one adapter, P those of them that one exper
 columns, O output rows, R the adapter's rank.
 """
 
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
@@ -37,12 +38,12 @@ class Running:
         self.adapted: tuple[Adapted, ...] = ()
 
 
-class Delta:
+class Delta(NamedTuple):
     """Both matrices of a product that is added to the output columns from `start` on."""
 
-    def __init__(self, down_RI: Tensor, up_RO: Tensor, start: int) -> None:
-        self.down_RI, self.up_RO, self.start = down_RI, up_RO, start
-        self.program = LowRankSum(down_RI, up_RO, start) if down_RI.is_cpu else None
+    down_RI: Tensor
+    up_RO: Tensor
+    start: int
 
     def of(self, x_TI: Tensor) -> Tensor:
         return linear(x_TI, self.down_RI) @ self.up_RO
@@ -51,12 +52,20 @@ class Delta:
         return y_TO[:, self.start : self.start + self.up_RO.shape[1]]
 
 
+class Deltas(list[Delta]):
+    """What an adapter adds to one matrix."""
+
+    @cached_property
+    def program(self) -> LowRankSum:
+        return LowRankSum(self)
+
+
 class LowRank:
     """What each loaded adapter adds to a matrix, or to those of experts, keyed by expert."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
-        self.deltas: dict[LoRA, dict[int, list[Delta]]] = {}
+        self.deltas: dict[LoRA, dict[int, Deltas]] = {}
 
     @property
     def adapted(self) -> list[Adapted]:
@@ -65,11 +74,15 @@ class LowRank:
 
     def add(self, y_TO: Tensor, x_TI: Tensor) -> Tensor:
         """Add to a product of the matrix; rows of other requests are not touched."""
-        for each in self.adapted:
-            for delta in self.deltas[each.lora][0]:
-                program = delta.program
-                if program is None or not program.add(y_TO, x_TI, each.tokens_A):
-                    each.add(delta.rows(y_TO), delta.of(each.of(x_TI)))
+        for each in self._running.adapted:
+            if each.lora not in self.deltas:
+                continue
+            deltas = self.deltas[each.lora][0]
+            if deltas.program.add(y_TO, x_TI, each.tokens_A):
+                continue
+            x_AI = each.of(x_TI)
+            for delta in deltas:
+                each.add(delta.rows(y_TO), delta.of(x_AI))
         return y_TO
 
     def add_to_expert(self, y_PO: Tensor, x_PI: Tensor, lora: LoRA, expert: int) -> None:

@@ -13,7 +13,7 @@ from diffray.components.checkpoints.weights import SafetensorsFile
 from diffray.components.denoiser import Denoiser
 from diffray.components.layers import Part, Parts, wide
 from diffray.components.lora import CONFIG, WEIGHTS, LoRA, PeftConfig
-from diffray.components.low_rank import Delta, LowRank
+from diffray.components.low_rank import Delta, Deltas, LowRank
 from diffray.components.spelling import did_you_mean
 from diffray.components.weight import Weight
 
@@ -160,7 +160,7 @@ def add_adapter(model: Denoiser, plan: Denoiser, adapter: Adapter, lora: LoRA) -
     for weight, expert, delta in found:  # now nothing can fail
         if weight.lora is None:
             weight.lora = LowRank(model.running)
-        weight.lora.deltas.setdefault(lora, {}).setdefault(expert, []).append(delta)
+        weight.lora.deltas.setdefault(lora, {}).setdefault(expert, Deltas()).append(delta)
 
 
 def remove_adapter(model: Denoiser, lora: LoRA) -> None:

@@ -35,7 +35,7 @@ _ARGUMENTS: Final = {
     "rms_norm": "pppfppnni",
     "rotate_and_store": "ppfpppppnnnnni",
     "attend_windows": "pnpppppppnnnnnnnfpi",
-    "add_low_rank": "ppppipnnnnn",
+    "add_low_rank": "ppnnpnpn",
 }
 
 

@@ -168,23 +168,35 @@ int attend_windows(const float *heads, int64_t stride, const float *key_pool, co
   return 1;
 }
 
-// Adds up @ (down @ x) to some rows of y. `up` is stored by its columns, [rank, outputs]. Both are in
-// bfloat16 if `halves`, else in float32.
-void add_low_rank(const float *x, const int64_t *tokens, const void *down, const void *up, int halves, float *y,
-                  int64_t rows, int64_t inputs, int64_t rank, int64_t outputs, int64_t stride) {
-  float middle[rank];
-  for (int64_t t = 0; t < rows; t++) {
-    const float *from = x + tokens[t] * inputs;
-    float *to = y + tokens[t] * stride;
-    for (int64_t r = 0; r < rank; r++) {
-      Floats sums = {0};
-      for (int64_t i = 0; i < inputs; i += LANES) sums += load(from + i) * load_weights(down, r * inputs + i, halves);
-      middle[r] = sum(sums);
-    }
-    for (int64_t i = 0; i < outputs; i += LANES) {
-      Floats sums = {0};
-      for (int64_t r = 0; r < rank; r++) sums += middle[r] * load_weights(up, r * outputs + i, halves);
-      store(to + i, load(to + i) + sums);
-    }
+// Both matrices of a low-rank product, in bfloat16 if `halves`, else in float32. `up` is stored by its
+// columns, [rank, outputs]; `start` is the column of y that the first output is added to.
+typedef struct {
+  const void *down, *up;
+  int64_t halves, rank, outputs, start;
+} LowRank;
+
+ALWAYS void add_part(const float *x, LowRank part, int halves, int64_t inputs, float *y) {
+  float middle[part.rank];
+  for (int64_t r = 0; r < part.rank; r++) {
+    Floats sums = {0};
+    for (int64_t i = 0; i < inputs; i += LANES) sums += load(x + i) * load_weights(part.down, r * inputs + i, halves);
+    middle[r] = sum(sums);
   }
+  for (int64_t i = 0; i < part.outputs; i += LANES) {
+    Floats sums = {0};
+    for (int64_t r = 0; r < part.rank; r++) sums += middle[r] * load_weights(part.up, r * part.outputs + i, halves);
+    store(y + part.start + i, load(y + part.start + i) + sums);
+  }
+}
+
+// Adds up @ (down @ x) of all parts to some rows of y.
+void add_low_rank(const float *x, const int64_t *tokens, int64_t rows, int64_t inputs, const LowRank *parts,
+                  int64_t num_parts, float *y, int64_t outputs) {
+  for (int64_t p = 0; p < num_parts; p++)
+    for (int64_t t = 0; t < rows; t++) {
+      const float *from = x + tokens[t] * inputs;
+      float *to = y + tokens[t] * outputs;
+      if (parts[p].halves) add_part(from, parts[p], 1, inputs, to);
+      else add_part(from, parts[p], 0, inputs, to);
+    }
 }

@@ -4,6 +4,7 @@ Letters: T packed tokens, H hidden size, N heads of any kind, D head size, R an 
 input columns, O output rows, A tokens of an adapter.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 import torch
@@ -87,29 +88,36 @@ def attend(
 
 
 class LowRankSum:
-    """y += x @ down.T @ up for some tokens, in the columns of y from `start` on."""
+    """y += x @ down.T @ up for some tokens and all parts, whose outputs begin at columns of y."""
 
-    def __init__(self, down_RI: Tensor, up_RO: Tensor, start: int) -> None:
-        both = down_RI, up_RO
-        narrow = [side.bfloat16() for side in both]
-        exact = all(map(torch.equal, (side.float() for side in narrow), both))
-        self._kept = narrow if exact else both  # from bfloat16, half as much memory is read
-        self._given = *(side.data_ptr() for side in self._kept), int(exact)
-        self._sizes = down_RI.shape[1], len(down_RI), up_RO.shape[1]
-        self._offset = start * up_RO.itemsize
-        self._fits = _fits(down_RI, down_RI.shape[1]) and _fits(up_RO, up_RO.shape[1])
+    def __init__(self, parts: Iterable[tuple[Tensor, Tensor, int]]) -> None:
+        self._kept, table = list[Tensor](), list[int]()
+        self.inputs = 0  # 0 where the program does not run
+        for *both, start in parts:
+            down_RI, up_RO = both
+            if not (_fits(down_RI, down_RI.shape[1]) and _fits(up_RO, up_RO.shape[1])):
+                return
+            narrow = [side.bfloat16() for side in both]
+            # Exact numbers of bfloat16 are read in it: half as much memory.
+            exact = all(map(torch.equal, (side.float() for side in narrow), both))
+            kept = narrow if exact else both
+            self._kept += kept
+            table += [*(side.data_ptr() for side in kept), int(exact), *up_RO.shape, start]
+        self.inputs = down_RI.shape[1]
+        self._table = torch.tensor(table)
+        self._parts = self._table.data_ptr(), len(table) // 6
 
     def add(self, y_TO: Tensor, x_TI: Tensor, tokens_A: Tensor) -> bool:
         """Return False where it cannot."""
-        rows, count = len(tokens_A), x_TI.shape[1]
-        if not self._fits or rows > _FEW_ADAPTED or not (_fits(x_TI, count) and _fits(y_TO, 0)):
+        rows = tokens_A.shape[0]
+        if not self.inputs or rows > _FEW_ADAPTED or y_TO.dtype != torch.float32:
+            return False
+        if x_TI.dtype != torch.float32 or not (x_TI.is_contiguous() and y_TO.is_contiguous()):
             return False
         library = program()
-        assert library is not None
-        library.add_low_rank(
-            x_TI.data_ptr(), tokens_A.data_ptr(), *self._given, y_TO.data_ptr() + self._offset,
-            rows, *self._sizes, y_TO.stride(0),
-        )  # fmt: skip
+        assert library is not None and x_TI.shape[1] == self.inputs
+        what = x_TI.data_ptr(), tokens_A.data_ptr(), rows, self.inputs, *self._parts
+        library.add_low_rank(*what, y_TO.data_ptr(), y_TO.shape[1])
         return True
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from diffray.components.experts import Experts
 from diffray.components.lora import LoRA
-from diffray.components.low_rank import Adapted, Delta, LowRank, Running
+from diffray.components.low_rank import Adapted, Delta, Deltas, LowRank, Running
 from diffray.components.mesh import Mesh
 from diffray.kernels.choose import TORCH
 from diffray.kernels.router import Routing
@@ -24,14 +24,14 @@ def layer(dtype: torch.dtype, running: Running) -> Experts:
         weight.lora = LowRank(running)
         for lora, adapted in zip(LORAS, (range(0, EXPERTS, 2), range(3)), strict=False):
             weight.lora.deltas[lora] = {
-                expert: [
+                expert: Deltas(
                     Delta(
                         torch.randn(2, shape[2], dtype=dtype),
                         torch.randn(2, shape[1] // 2, dtype=dtype),
                         start,
                     )
                     for start in (0, shape[1] // 2)
-                ]
+                )
                 for expert in adapted
             }
     return experts

@@ -133,14 +133,20 @@ def test_a_query_s_bits_depend_on_nothing_else(monkeypatch: pytest.MonkeyPatch) 
 def test_low_rank_products_are_torch_s(exact: bool) -> None:
     """Matrices whose numbers bfloat16 holds are read in it."""
     x_TI, y_TO, tokens_A = torch.randn(7, 96), torch.randn(7, 80), torch.tensor([1, 4, 6])
-    down_RI, up_RO = torch.randn(5, 96), torch.randn(5, 32)
+    parts = [
+        (torch.randn(5, 96), torch.randn(5, 32), 16),
+        (torch.randn(3, 96), torch.randn(3, 16), 64),
+    ]
     if exact:
-        down_RI, up_RO = down_RI.bfloat16().float(), up_RO.bfloat16().float()
+        parts = [(down.bfloat16().float(), up.bfloat16().float(), at) for down, up, at in parts]
     expected = y_TO.clone()
-    expected[tokens_A, 16:48] += x_TI[tokens_A] @ down_RI.T @ up_RO
-    product = rows.LowRankSum(down_RI, up_RO, 16)
+    for down_RI, up_RO, at in parts:
+        stop = at + up_RO.shape[1]
+        expected[tokens_A, at:stop] += x_TI[tokens_A] @ down_RI.T @ up_RO
+    product = rows.LowRankSum(parts)
     assert product.add(y_TO, x_TI, tokens_A)
     torch.testing.assert_close(y_TO, expected, rtol=1e-4, atol=1e-4)
     assert not product.add(y_TO.double(), x_TI.double(), tokens_A)
     assert not product.add(y_TO, x_TI, torch.zeros(65, dtype=torch.long))
-    assert not rows.LowRankSum(down_RI[:, :90], up_RO, 16).add(y_TO, x_TI[:, :90], tokens_A)
+    down_RI, up_RO, at = parts[0]
+    assert not rows.LowRankSum([(down_RI[:, :90], up_RO, at)]).add(y_TO, x_TI, tokens_A)

@@ -141,7 +141,10 @@ ALWAYS void multiply_all(Matrix m, int kind, const Row *rows, int64_t num_rows, 
   for (int64_t tile = 0; tile < width / LANES; tile++) {
     int64_t t = 0;
     for (; t + AT_ONCE <= num_rows; t += AT_ONCE) multiply(&m, tile, rows + t, AT_ONCE, out + t * width, width);
-    for (; t + 4 <= num_rows; t += 4) multiply(&m, tile, rows + t, 4, out + t * width, width);
+    if (AT_ONCE > 4 && num_rows - t == 7) multiply(&m, tile, rows + t, 7, out + t * width, width);
+    if (AT_ONCE > 4 && num_rows - t == 6) multiply(&m, tile, rows + t, 6, out + t * width, width);
+    if (AT_ONCE > 4 && num_rows - t == 5) multiply(&m, tile, rows + t, 5, out + t * width, width);
+    if (num_rows - t == 4) multiply(&m, tile, rows + t, 4, out + t * width, width);
     if (num_rows - t == 3) multiply(&m, tile, rows + t, 3, out + t * width, width);
     if (num_rows - t == 2) multiply(&m, tile, rows + t, 2, out + t * width, width);
     if (num_rows - t == 1) multiply(&m, tile, rows + t, 1, out + t * width, width);

@@ -42,7 +42,7 @@ _COLUMNS = {
 }
 _RANDOM_WORK = (
     "Random prompts understate what decoders with a threshold reach; for real questions use "
-    "`diffray bench throughput --dataset-name demo` (or humaneval, gsm8k)."
+    "`diffray bench throughput --dataset-name demo` (or chat, humaneval, gsm8k)."
 )
 _WIDTH = 120  # of a table that goes to a file or a pipe
 _INTERRUPTED = 130  # the exit status by which shells report SIGINT

@@ -1,4 +1,4 @@
-"""The prompts of a benchmark: bundled (demo, HumanEval, GSM8K), from a file, or random."""
+"""The prompts of a benchmark: bundled (demo, chat, HumanEval, GSM8K), from a file, or random."""
 
 import json
 import random
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # help does not need them
 
     Work = tuple[list[list[int]], list[SamplingParams]]
 
-BUNDLED: Final = ("demo", "humaneval", "gsm8k")
+BUNDLED: Final = ("demo", "chat", "humaneval", "gsm8k")
 RANDOM: Final = "random"
 FROM_FILE: Final = "custom"
 NAMES: Final = (RANDOM, *BUNDLED, FROM_FILE)
@@ -31,7 +31,7 @@ class Data(Config):
 
     dataset_name: str = Field(
         RANDOM,
-        description="random, demo, humaneval, gsm8k, or custom: JSON lines with prompt, "
+        description="random, demo, chat, humaneval, gsm8k, or custom: JSON lines with prompt, "
         "max_tokens, task.",
     )
     dataset_path: Path | None = Field(None, description="The file for custom.")

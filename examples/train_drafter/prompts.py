@@ -7,6 +7,8 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
+from diffray.cluster.cli.datasets import read_rows
+
 _MODULES = (
     "os os.path json re math random itertools functools collections pathlib shutil subprocess "
     "threading datetime statistics string textwrap csv sqlite3 socket urllib.parse http.client "
@@ -70,7 +72,8 @@ def prompts(files: Iterable[Path] = (), documents: int = 900) -> list[str]:
         found += [each.format(word) for word in words.split(",") for each in questions]
     found = [*dict.fromkeys(found)]  # modules share functions
     rng.shuffle(found)
-    return found
+    tested = {row.prompt for row in read_rows("chat", None, None)}  # the prompts of benchmarks
+    return [each for each in found if each not in tested]
 
 
 def _documentation() -> list[tuple[str, str]]:

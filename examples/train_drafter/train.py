@@ -18,25 +18,36 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, DynamicCache
 
 MODULES: Final = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split()
-MASKS: Final = 3  # behind a position
-SHARES: Final = torch.tensor([1.0, 0.7, 0.5])  # of the loss: a later guess counts less often
-ANCHORS: Final = 96  # positions of a text, one after the other
+WEIGHTS: Final = "adapter_model.safetensors"
+NAMED: Final = "base_model.model.{}.lora_{}.weight"
+MASKS: Final = 2  # behind a position
+SHARES: Final = torch.tensor([1.0, 0.6])  # of the loss: a later guess counts less often
+ANCHORS: Final = 128  # positions of a text, one after the other
 TEXTS: Final = 2  # of a step
 KEPT_EVERY: Final = 120.0  # seconds
+EVALUATED_EVERY: Final = 600.0
 
 
 class Guesses(NamedTuple):
-    """What the masks guess, the tokens that are right, and which masks of their groups they are."""
+    """What the masks guess, what is right, and which masks of their groups they are."""
 
     logits_RV: Tensor
     right_R: Tensor
+    model_RV: Tensor  # the model's own probabilities
     which_R: Tensor
+
+    def loss(self) -> Tensor:
+        """Return half the loss of the right tokens, and half that of the model's distribution."""
+        log_RV, weight_R = self.logits_RV.log_softmax(-1), SHARES[self.which_R]
+        own_R = log_RV.gather(1, self.right_R[:, None]).squeeze(1)
+        own_R = (own_R + (log_RV * self.model_RV).sum(-1)) / 2
+        return -(own_R * weight_R).sum() / weight_R.sum()
 
 
 class Drafter:
@@ -84,8 +95,10 @@ class Drafter:
         seen = torch.cat([seen_RT, seen_RR], dim=1)
         added = torch.zeros(seen.shape, dtype=self.model.dtype).masked_fill(~seen, -torch.inf)
         cache = DynamicCache()
+        valid_R = place_R + 1 < length
         with torch.no_grad():
-            self.model.model(input_ids=text_T[None], past_key_values=cache, use_cache=True)
+            known = self.model.model(input_ids=text_T[None], past_key_values=cache, use_cache=True)
+            own = self.model.lm_head(known.last_hidden_state[0, at_A[0] + 1 :]).float().softmax(-1)
         self.on = True
         try:
             hidden = self.model.model(
@@ -97,19 +110,25 @@ class Drafter:
             ).last_hidden_state[0]
         finally:
             self.on = False
-        valid_R = place_R + 1 < length
-        logits = self.model.lm_head(hidden[valid_R]).float()
-        return Guesses(logits, text_T[place_R[valid_R] + 1], which_R[valid_R])
+        logits, at_R = self.model.lm_head(hidden[valid_R]).float(), place_R[valid_R]
+        return Guesses(logits, text_T[at_R + 1], own[at_R - at_A[0] - 1], which_R[valid_R])
+
+    def load(self, folder: Path) -> None:
+        """Take the numbers of an adapter that was saved here."""
+        kept = load_file(folder / WEIGHTS)
+        for name, both in self.sides.items():
+            for letter, side in zip("AB", both, strict=True):
+                side.data.copy_(kept[NAMED.format(name, letter)])
 
     def save(self, folder: Path) -> None:
         """Write the adapter as PEFT does, with what diffray reads of a drafter."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {
-            f"base_model.model.{name}.lora_{side}.weight": part.detach().bfloat16().contiguous()
+            NAMED.format(name, letter): side.detach().bfloat16().contiguous()
             for name, both in self.sides.items()
-            for side, part in zip("AB", both, strict=True)
+            for letter, side in zip("AB", both, strict=True)
         }
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -172,6 +191,7 @@ def train(drafter: Drafter, texts: list[dict[str, Any]], args: argparse.Namespac
         for mine, stored in zip(drafter.parameters, kept["parameters"], strict=True):
             mine.data.copy_(stored)
     begin, last = time.monotonic() - seconds, time.monotonic()
+    evaluated = last
     while (seconds := time.monotonic() - begin) < 60 * args.minutes:
         share = min(1.0, (step + 1) / 20, max(0.02, 2 * (1 - seconds / 60 / args.minutes)))
         for group in optimizer.param_groups:
@@ -180,9 +200,7 @@ def train(drafter: Drafter, texts: list[dict[str, Any]], args: argparse.Namespac
         for _ in range(TEXTS):
             each = rng.choice(learned)
             found = drafter.guess(each["prompt"], each["ids"], ANCHORS, rng)
-            weight_R = SHARES[found.which_R]
-            own_R = functional.cross_entropy(found.logits_RV, found.right_R, reduction="none")
-            part = (own_R * weight_R).sum() / weight_R.sum() / TEXTS
+            part = found.loss() / TEXTS
             part.backward()
             loss += part.detach()
         nn.utils.clip_grad_norm_(drafter.parameters, 1.0)
@@ -199,7 +217,9 @@ def train(drafter: Drafter, texts: list[dict[str, Any]], args: argparse.Namespac
             torch.save(kept | {"optimizer": optimizer.state_dict()}, made)
             os.replace(made, state)
             drafter.save(args.out)
-            print(evaluate(drafter, held), flush=True)
+            if last - evaluated > EVALUATED_EVERY:
+                evaluated = last
+                print(evaluate(drafter, held), flush=True)
     drafter.save(args.out)
     print(evaluate(drafter, held))
 
@@ -210,6 +230,7 @@ def main() -> None:
     parser.add_argument("answers", type=Path, help="of examples.train_drafter.answers")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--mask-token-id", type=int, required=True)
+    parser.add_argument("--start", type=Path, help="an adapter's folder to begin with")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--minutes", type=float, default=75)
@@ -218,7 +239,10 @@ def main() -> None:
     torch.manual_seed(0)
     texts = [json.loads(line) for line in args.answers.read_text().splitlines()]
     texts = [each for each in texts if len(each["ids"]) > MASKS + 2]
-    train(Drafter(args.model, args.rank, args.mask_token_id), texts, args)
+    drafter = Drafter(args.model, args.rank, args.mask_token_id)
+    if args.start:
+        drafter.load(args.start)
+    train(drafter, texts, args)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,13 @@ def test_a_run_goes_on_where_it_was_stopped_and_its_adapter_drafts(
     args.minutes = 0.1
     train(Drafter(str(MODEL), 4, MASK), texts, args)
     assert "tokens a forward" in capsys.readouterr().out
+    again = Drafter(str(MODEL), 4, MASK)
+    again.load(out)
+    again.save(tmp_path / "copy")
+    assert all(
+        file.read_bytes() == (out / file.name).read_bytes()
+        for file in (tmp_path / "copy").iterdir()
+    )
 
     for file in MODEL.glob("*.[js]*"):
         shutil.copy(file, out.parent)

@@ -6,6 +6,7 @@
     python -m benchmarks.ablate demo-llada2 --input-len 32 --common 512 \
         enable_prefix_caching=false enable_prefix_caching=true
     python -m benchmarks.ablate --records demo "" structured_outputs.json=@schema
+    python -m benchmarks.ablate demo-chat --data chat --at-once 1 iteration=autoregressive ""
 
 A setting is a quoted list of NAME=VALUE. Names are options of a request, as with `--set` of
 `diffray generate`, `at_once` (how many requests run together), or options of `DiffusionLLM`;
@@ -14,15 +15,18 @@ list of adapters (`lora=["a","b"]`) goes round the requests.
 
 A demo model answers held-out questions to their end, with `--records` those of its JSON task; there
 `structured_outputs.json=@schema` stands for each question's own schema. Other models, and demo
-models with `--input-len`, continue random ids, and end tokens are ignored. Every turn has its own
-prompts.
+models with `--input-len`, continue random ids, and end tokens are ignored. With `--data` a model
+answers the prompts of bundled data sets to their end. Every turn has its own prompts, as far as
+there are enough.
 """
 
 import argparse
 import json
 import random
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -30,7 +34,7 @@ from typing import Any, NamedTuple
 from benchmarks import paired
 from benchmarks.records import Marks, marks, questions, schema_of
 from diffray import DiffusionLLM, RequestOutput, SamplingParams
-from diffray.cluster.cli.datasets import random_ids
+from diffray.cluster.cli.datasets import as_ids, random_ids, read_rows
 from diffray.cluster.cli.flags import DIFFUSION, put_setting
 from diffray.components.checkpoints.demos import DEMOS
 from diffray.components.checkpoints.info import describe
@@ -60,6 +64,7 @@ class Work(NamedTuple):
 
     prompts: list[list[int]]
     lengths: list[int]  # the limits of the answers
+    ignore_eos: bool
     items: list[Item]  # the questions, if they are those of a demo model
 
 
@@ -69,6 +74,7 @@ class Turn(NamedTuple):
     seconds: float
     rows: list[list[int]]
     forwards: list[int]
+    parts: list[float]  # the seconds of the requests that ran together
     cached: float  # the share of the prompts' tokens that was read from shared pages
     marks: Marks  # of records
     megabytes: float  # of weights
@@ -111,21 +117,28 @@ def draw(llm: DiffusionLLM, args: argparse.Namespace, number: int) -> Work:
     seed = 1000 * args.seed + number
     draws = random.Random(seed)
     lengths = [draws.randint(*args.output_len) for _ in range(args.requests)]
+    if args.data:
+        sets = [read_rows(name, None, None) for name in args.data.split(",")]
+        turned = deque(chain(*sets))
+        turned.rotate(-number * args.requests)
+        rows = [*islice(turned, args.requests)]
+        return Work(as_ids(llm, rows, raw=False), lengths[: len(rows)], False, [])
     if args.input_len is None:
         assert llm.tokenizer is not None
         items = (questions if args.records else held_out_items)(args.requests, seed)
-        return Work([llm.tokenizer.encode_chat(chat(item)) for item in items], lengths, items)
+        prompts = [llm.tokenizer.encode_chat(chat(item)) for item in items]
+        return Work(prompts, lengths, False, items)
     longest = random_ids(llm, args.requests, args.input_len[1], seed, args.common)
     cuts = [draws.randint(*args.input_len) for _ in longest]
     prompts = [ids[: args.common + cut] for ids, cut in zip(longest, cuts, strict=True)]
-    return Work(prompts, lengths, [])
+    return Work(prompts, lengths, True, [])
 
 
 def params_of(setting: Setting, work: Work, row: int) -> SamplingParams:
     """Return the parameters of a request, with its own adapter and schema."""
     given: dict[str, Any] = {
         "max_tokens": work.lengths[row],
-        "ignore_eos": not work.items,
+        "ignore_eos": work.ignore_eos,
         "seed": row,
     }
     given |= setting.request
@@ -142,17 +155,18 @@ def carry_out(
     """Answer all prompts, `at_once` together."""
     params = [params_of(setting, work, row) for row in range(len(work.lengths))]
     llm.engine.kv.forget_prefixes()  # those of a setting that shares the engine
-    begin, outputs = clock.read(), list[RequestOutput]()
+    parts, outputs = list[float](), list[RequestOutput]()
     for start in range(0, len(params), setting.at_once):
-        part = slice(start, start + setting.at_once)
+        part, begin = slice(start, start + setting.at_once), clock.read()
         outputs += llm.generate(work.prompts[part], params[part], use_tqdm=False)
-    seconds = clock.read() - begin
+        parts.append(clock.read() - begin)
     choices = [choice for output in outputs for choice in output.outputs]
     texts = [choice.text for choice in choices]
     return Turn(
-        seconds=seconds,
+        seconds=sum(parts),
         rows=[choice.token_ids for choice in choices],
         forwards=[output.forwards for output in outputs],
+        parts=parts,
         cached=sum(o.cached_tokens for o in outputs) / sum(o.prompt_tokens for o in outputs),
         marks=marks(work.items, texts) if records else Marks(),
         megabytes=setting.megabytes,
@@ -181,6 +195,12 @@ def table(args: argparse.Namespace) -> str:
     return paired.table("setting", named, [*columns(args.records)])
 
 
+def slowest(own: Sequence[Turn], base: Sequence[Turn]) -> float:
+    """Return the largest ratio of the seconds of the same requests, of those that ran together."""
+    pairs = zip(own[-1].parts, base[-1].parts, strict=False)
+    return max(mine / first for mine, first in pairs)
+
+
 def columns(records: bool) -> Iterator[paired.Column[Turn]]:
     yield "weights, MB", lambda own, _: f"{own[-1].megabytes:.0f}"
     yield "s", lambda own, _: f"{median(turn.seconds for turn in own):.2f}"
@@ -190,6 +210,7 @@ def columns(records: bool) -> Iterator[paired.Column[Turn]]:
         "to the first",
         lambda own, base: paired.ratio(*([t.rate for t in x] for x in (own, base))),
     )
+    yield "slowest to the first", lambda own, base: f"{slowest(own, base):.2f}"
     yield "forwards", lambda own, _: sum(own[-1].forwards)
     yield "cached", lambda own, _: f"{own[-1].cached:.0%}"
     yield "equal", lambda own, base: paired.equal_answers(own[-1].rows, base[-1].rows)
@@ -208,11 +229,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=8, help="of a turn")
     parser.add_argument("--at-once", type=int, default=8, help="requests that run together")
     parser.add_argument("--records", action="store_true", help="questions of the JSON task")
+    parser.add_argument("--data", help="bundled data sets, such as chat,gsm8k")
     parser.add_argument("--input-len", type=span, metavar="N[-M]", help="tokens of random prompts")
     parser.add_argument("--common", type=int, default=0, help="tokens that all prompts start with")
     parser.add_argument("--output-len", type=span, metavar="N[-M]", default=(64, 64))
     args = parser.parse_intermixed_args()
-    if args.input_len is None and args.model not in DEMOS:
+    if args.input_len is None and args.model not in DEMOS and not args.data:
         args.input_len = 32, 32
     if args.input_len is None and args.common:
         parser.error("--common needs --input-len: demo questions have no tokens in common")

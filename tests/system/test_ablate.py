@@ -73,3 +73,12 @@ def test_a_wrong_setting_is_refused_in_one_sentence(
     with pytest.raises(SystemExit):
         rows(capsys, monkeypatch, GOLDEN / "llada", "", setting)
     assert reason in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_prompts_of_data_sets_are_answered_to_their_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = "--data chat,demo --at-once 1 --output-len 64".split()
+    first, again = rows(capsys, monkeypatch, "demo", *options, "", "cache=prefix")
+    assert (first["equal"], first["slowest to the first"]) == ("2/2", "1.00")
+    assert float(again["slowest to the first"]) > 0

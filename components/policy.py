@@ -283,7 +283,7 @@ class Policy:
 
 
 def accepted_by(spec: ModelSpec, *, masked: bool = True) -> dict[str, list[str] | bool]:
-    """Return which iterations and caches fit a model, and whether suffixes and images do.
+    """Return which parts of a policy fit a model, and whether suffixes and images do.
 
     Where no mask token is known, no iteration that needs one does.
     """
@@ -294,7 +294,13 @@ def accepted_by(spec: ModelSpec, *, masked: bool = True) -> dict[str, list[str] 
         and (not each.follows_masks or "sub_blocks" in spec.iterations)
         for each in caches
     ]
+    decoders: tuple[type[Decoder], ...] = get_args(get_args(AnyDecoder)[0])
+    if set(spec.iterations) <= {"autoregressive", "introspective"}:
+        decoders = (Sequential,)
+    elif {*spec.iterations} == {"renoise"}:
+        decoders = (EntropyBound,)
     return {
+        "decoder": [each.model_fields["kind"].default for each in decoders],
         "iteration": [k for k in spec.iterations if masked or k != "introspective"],
         "cache": [each.model_fields["kind"].default for each in compress(caches, fits)],
         "suffix": not spec.block_causal,

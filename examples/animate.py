@@ -1,6 +1,7 @@
 """Draws a canvas while it is denoised: `python examples/animate.py` writes docs/denoising.svg.
 
-The demo model answers one question, and a token becomes final only at a high confidence.
+The demo model answers one question, and a token becomes final only at a high confidence. Of
+`--model demo-chat` the drafts are shown too.
 """
 
 import argparse
@@ -8,27 +9,37 @@ from pathlib import Path
 
 from diffray import CompletionOutput, DiffusionLLM
 from diffray.cluster.frontend.views import picture
-from diffray.components.checkpoints.demos import EXAMPLE
+from diffray.components.checkpoints.demos import DEMOS, EXAMPLE
 
 DIFFUSION = {"decoder": {"kind": "threshold", "threshold": 0.95}}
+Draft = tuple[str, int, int]  # its text, the step after which it stood there, and its position
 
 
-def generate(question: str) -> CompletionOutput:
-    """Return the answer, which records the step at which each token became final."""
-    with DiffusionLLM("demo") as llm:
-        messages = [{"role": "user", "content": question}]
-        (output,) = llm.chat(messages, max_tokens=64, diffusion=DIFFUSION)
-    return output.outputs[0]
+def generate(model: str, question: str, tokens: int) -> tuple[CompletionOutput, list[Draft]]:
+    """Return the answer, which records the step at which each token became final, and drafts."""
+    diffusion = DIFFUSION if model in DEMOS else {}
+    messages, drafts = [{"role": "user", "content": question}], list[Draft]()
+    with DiffusionLLM(model) as llm:
+        assert llm.tokenizer is not None
+        (output,) = llm.chat(messages, max_tokens=tokens, diffusion=diffusion)
+        for step, canvas in enumerate(llm.watch(messages, max_tokens=tokens, diffusion=diffusion)):
+            for at, token in enumerate(canvas[canvas.final :], canvas.final):
+                if token is not None:
+                    drafts.append((llm.tokenizer.decode([token]), step, at))
+    return output.outputs[0], drafts
 
 
 def main() -> None:
     """Generate an answer and write its picture."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("docs/denoising.svg"))
-    out = parser.parse_args().out
-    answer = generate(EXAMPLE)
-    out.write_text(picture(EXAMPLE, answer.visible))
-    print(f"{out}: {len(answer.visible)} tokens in {answer.forwards} steps")
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--question", default=EXAMPLE)
+    parser.add_argument("--tokens", type=int, default=64)
+    args = parser.parse_args()
+    answer, drafts = generate(args.model, args.question, args.tokens)
+    args.out.write_text(picture(args.question, answer.visible, drafts))
+    print(f"{args.out}: {len(answer.visible)} tokens in {answer.forwards} steps")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ def report(sequence: Sequence, outcome: Outcome) -> Update:
     shown = _canvas(sequence, outcome) if sequence.watch else None
     drafts = 0
     if shown is not None and sequence.policy.iteration.drafts:
-        drafts = max(len(shown) - shown.count(None) - reported.tokens, 0)
+        known = skip - canvas.prompt_len + outcome.decided
+        drafts = max(len(shown) - shown.count(None) - known, 0)
     return Update(
         uid=sequence.uid,
         ids=ids,

@@ -5,7 +5,7 @@ Without a terminal each line of the input is a message, and only the answers are
 
 import json
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import suppress
 from textwrap import fill
 from typing import Annotated, Any, Final, TextIO
@@ -26,12 +26,12 @@ from diffray.components.spelling import did_you_mean
 ANSWER_SECONDS = 300.0  # between two pieces of an answer
 
 
-def _kinds(part: str, kinds: tuple[str, ...]) -> str:
+def _kinds(part: str, kinds: Iterable[str]) -> str:
     """Return the kinds of a policy's part, wrapped for a terminal."""
     return fill(", ".join(kinds), 79, initial_indent=f"{part:<10}", subsequent_indent=" " * 10)
 
 
-HELP: Final = f"""/retry              ask the last message again
+HELP: Final = """/retry              ask the last message again
 /policy             show how answers are denoised
 /policy NAME=VALUE  change it, by one or more settings: decoder=KIND,
                     decoder.threshold=0.8, cache=KIND, iteration=KIND,
@@ -43,10 +43,7 @@ HELP: Final = f"""/retry              ask the last message again
 /clear              begin a new chat, with the same policy, seed and system
 /help               show this
 /exit               leave, as Ctrl-D does; Ctrl-C stops an answer
-
-{_kinds("decoder", DECODERS)}
-{_kinds("cache", CACHES)}
-{_kinds("iteration", ITERATIONS)}"""
+"""
 _NAMES: Final = tuple(line.split()[0] for line in HELP.splitlines() if line.startswith("/"))
 
 
@@ -116,6 +113,7 @@ def converse(
             about = _about(endpoint, client, model)
             talk = Conversation(client, endpoint, str(about["id"]), options, system)
             talk.default_policy = about.get("diffusion") or {}
+            talk.accepts = about.get("accepts") or {}
             talk.watch = watch and can_play(out) and about.get("owned_by") == "diffray"
             with suppress(ImportError):
                 import readline  # noqa: F401  # gives input() its editing and history
@@ -219,7 +217,9 @@ def _answer(talk: Conversation, line: str, out: TextIO) -> Generator[News, None,
             talk.system = rest or None
             _confirm(f"the system message is {'set' if rest else 'removed'}", out)
         case "/help":
-            out.write(HELP + "\n")
+            kinds = {"decoder": DECODERS, "cache": CACHES, "iteration": ITERATIONS}
+            lines = [_kinds(part, talk.accepts.get(part) or kinds[part]) for part in kinds]
+            out.write("\n".join([HELP, *lines, ""]))
         case "/policy":
             _policy(talk, rest, out)
         case "/seed":

@@ -133,6 +133,7 @@ class Conversation:
     system: str | None = None
     watch: bool = False
     default_policy: dict[str, Any] = field(default_factory=dict)  # as the server reports it
+    accepts: dict[str, Any] = field(default_factory=dict)  # the kinds of parts that the model takes
     turns: list[dict[str, str]] = field(default_factory=list)
     unanswered: str | None = None  # the last message, if it has no answer
     finish_reason: str | None = None  # of the last answer

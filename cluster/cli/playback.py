@@ -6,7 +6,7 @@ import termios
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from typing import TextIO
 
 from rich.cells import cell_len
@@ -81,9 +81,9 @@ class Playback:
         self._steps: list[Tokens] = []  # not yet shown
         self._count = 0  # of all steps
         self._shown: Tokens = ()  # the canvas after the last step that was shown
-        self._drafts: list[str] = []  # those of the last step
-        self._verified = ""  # how many of those of the step before were right
         self._written = 0  # tokens after the last step
+        self._drafts: list[str | None] = []  # behind them
+        self._verified = ""  # how many of the drafts before were right
         self._seconds, self._due = 1 / pace, time.monotonic()  # of the next drawing
 
     def step(self, canvas: list[str | None]) -> None:
@@ -93,14 +93,18 @@ class Playback:
         self._count += 1
         tokens = [token and printable(token) for token in canvas]
         drafts = canvas.drafts if isinstance(canvas, Canvas) else 0
-        written, before = len(tokens) - tokens.count(None) - drafts, len(self._drafts)
+        written, before = len(tokens) - tokens.count(None) - drafts, self._written
         self._verified = ""
-        if before:
-            right = min(max(written - self._written - 1, 0), before)
-            self._verified = f", {right} of {counted(before, 'draft')} accepted"
+        if self._drafts and written > before:  # else nothing was verified
+            pairs = zip(tokens[before:written], self._drafts, strict=False)
+            right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            count = counted(len(self._drafts) - self._drafts.count(None), "draft")
+            self._verified = f", {right} of {count} accepted"
         self._written, self._drafts = written, []
-        if drafts:  # they follow the tokens that were written
-            self._drafts = [token or "" for token in tokens[written : written + drafts]]
+        if drafts:  # they follow the tokens that were written, perhaps with masks between
+            self._drafts = tokens[written:]
+            while self._drafts[-1] is None:
+                self._drafts.pop()
             tokens[written:] = [None] * (len(tokens) - written)
         self._steps.append(tokens)
         if time.monotonic() > self._due + _PATIENCE_S:
@@ -142,7 +146,8 @@ class Playback:
             now = [*now, *[None] * (len(last) - len(now))]
             looks = self._looks(pieces, now, before)
             if number == self._count:
-                looks.append("".join(self._drafts), "italic yellow")
+                drafts = (self._masks[1] if each is None else each for each in self._drafts)
+                looks.append("".join(drafts), "italic yellow")
             self._draw(self._wrapped(looks), number, now.count(None))
             before = now
         self._rows = [row.plain for row in self._wrapped(Text(self._text[self._start :]))]

@@ -114,9 +114,11 @@ def frame(tokens: list[tuple[str, int]], step: int) -> Any:
 CELL, LINE, MARGIN, COLUMNS = 10, 30, 20, 66
 STEP_S, LONGEST_S, HOLD_S = 0.45, 20.0, 3.0  # a step, all steps, and the answer at the end
 TITLE = "A diffusion language model fills a canvas of mask tokens in any order"
+DRAFTING = "A language model verifies the drafts of its last step, and drafts again"
 
 STYLE = """
 .card { fill: #ffffff; stroke: #d0d7de } text { fill: #1f2328; font: 16px monospace }
+.draft { fill: #bf8700; font-style: italic; opacity: 0 }
 .mask { fill: #afb8c1; opacity: 0 } .note { fill: #656d76; font-size: 14px } .hidden { opacity: 0 }
 @media (prefers-color-scheme: dark) {
 .card { fill: #0d1117; stroke: #30363d } text { fill: #e6edf3 } .mask { fill: #484f58 }
@@ -135,10 +137,15 @@ class _Part(NamedTuple):
     text: str
 
 
-def picture(question: str, tokens: Items[tuple[str, int]]) -> str:
+def picture(
+    question: str,
+    tokens: Items[tuple[str, int]],
+    drafts: Items[tuple[str, int, int]] = (),
+) -> str:
     """Return the SVG: the question, the canvas, and how many masks are left.
 
-    Tokens come with the step at which they became final, counted from 0.
+    Tokens come with the step at which they became final, counted from 0; drafts with the step
+    after which they stood there, and their position.
     """
     texts, steps = [_clean(text) for text, _ in tokens], [1 + step for _, step in tokens]
     count = max(steps, default=0)
@@ -156,6 +163,12 @@ def picture(question: str, tokens: Items[tuple[str, int]]) -> str:
         box = f'x="{x + 1}" y="{y - 17}" width="{_cells(part.text) * CELL - 2}" height="22" rx="3"'
         text = _text(x, y, part.text, f"t{step}")
         body.append(f'<rect {box} class="mask m{step}"/>{text}')
+    places = {part.token: part for part in reversed(parts)}
+    for text, step, position in drafts:
+        if (place := places.get(position)) and _clean(text).strip():
+            x, y = MARGIN + place.column * CELL, top + place.row * LINE
+            start = text if place.text.startswith(" ") else text.lstrip(" ")
+            body.append(_text(x, y, _clean(start), f"draft n{1 + step}"))
     for step in range(count + 1):
         now, after = step * step_s, end if step == count else (step + 1) * step_s
         style.append(_keyframes(f"n{step}", end, (0, HIDDEN), (now, SHOWN), (after, HIDDEN)))
@@ -164,13 +177,14 @@ def picture(question: str, tokens: Items[tuple[str, int]]) -> str:
             new = (now, NEW), (now + step_s, SHOWN)
             style.append(_keyframes(f"t{step}", end, (0, HIDDEN), *new))
         left = sum(each > step for each in steps)
-        said = f"step {step} of {count}: {counted(left, 'mask')} left"
+        what = "token" if drafts else "mask"
+        said = f"step {step} of {count}: {counted(left, what)} left"
         kind = f"note n{step}" + " hidden" * (step < count)
         body.append(f'<text x="{MARGIN}" y="{base}" class="{kind}">{said}</text>')
     wide, high = COLUMNS * CELL + 2 * MARGIN, base + MARGIN
     description = f"{f'Question: {_clean(question)} ' * bool(asked)}Answer: {''.join(texts)}"
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" role="img">
-<title>{TITLE}</title>
+<title>{DRAFTING if drafts else TITLE}</title>
 <desc>{escape(description)}</desc>
 <style>{"".join(style)}</style>
 <rect class="card" x="1" y="1" width="{wide - 2}" height="{high - 2}" rx="8"/>

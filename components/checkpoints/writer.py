@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from diffray.components.checkpoints.folder import DRAFTER, CheckpointError, drafter_of
+from diffray.components.checkpoints.gguf_folder import LINK
 from diffray.components.checkpoints.weights import FLOATS, WHOLE, Stored
 from diffray.components.lora import CONFIG, WEIGHTS
 from diffray.components.models.fields import Config
@@ -132,6 +133,8 @@ def _write_side_files(work: Path, source: Path, config: Config) -> None:
             shutil.copyfile(file, work / file.name)
     if (drafter := drafter_of(source)) is not None:
         (work / drafter.name).mkdir()
+        # That of a GGUF file is linked by this project itself.
+        source = drafter.resolve() if (source / LINK).exists() else source
         for file in (drafter / CONFIG, drafter / WEIGHTS):
             _refuse_foreign(file, source)
             shutil.copyfile(file, work / drafter.name / file.name)

@@ -145,7 +145,8 @@ int attend_windows(const float *heads, int64_t stride, const float *key_pool, co
                    const int32_t *pages, int64_t pages_each, int64_t page_size, int64_t windows, int64_t few,
                    int64_t num_heads, int64_t key_heads, int64_t size, float scale, float *out, int threads) {
   int64_t room = 0;
-  for (int64_t w = 0; w < windows; w++) room = kv_stop[w] > room ? kv_stop[w] : room;
+  for (int64_t w = 0; w < windows; w++)
+    if (first[w + 1] - first[w] <= few && kv_stop[w] > room) room = kv_stop[w];
   room += LANES;
   float *scores = calloc(windows * num_heads * room, sizeof(float));
   if (scores == NULL) return 0;

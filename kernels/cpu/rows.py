@@ -17,14 +17,16 @@ from diffray.kernels.linear import linear
 from diffray.kernels.windows import Windows
 
 FEW: Final = 8  # queries of a window that attend here; for more, torch is faster
-_FEW_ADAPTED: Final = 64
+_FEW_ADAPTED: Final = 16
+_FEW_PRODUCTS: Final = 1 << 20  # multiplications of an adapter, on one thread
+_FEW_SCORES: Final = 1 << 20  # multiplications of attention that one thread does sooner than two
 _MOST_VECTORS: Final = 16  # of a head
 _LITTLE: Final = 1 << 16  # numbers that one thread passes through sooner than two begin
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Do the same as torch's kernel."""
-    if weight.dim() > 1 or not _fits(x, x.shape[-1]):
+    if weight.dim() > 1 or not _fits(x, x.shape[-1]) or weight.dtype != x.dtype:
         return norm.rms_norm(x, weight, eps)
     return _norm(x, None, weight, eps)[1]
 
@@ -33,7 +35,8 @@ def add_norm(
     x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Do the same as torch's kernel."""
-    if not _fits(x_TH, x_TH.shape[-1]) or not residual_TH.is_contiguous():
+    same = residual_TH.is_contiguous() and residual_TH.dtype == weight_H.dtype == x_TH.dtype
+    if not same or not _fits(x_TH, x_TH.shape[-1]):
         return norm.add_norm(x_TH, residual_TH, weight_H, eps)
     return _norm(x_TH, residual_TH, weight_H, eps)
 
@@ -78,6 +81,8 @@ def attend(
     places = [each.data_ptr() for each in paged[:4]]
     table = paged.pages_WP.data_ptr(), paged.pages_WP.shape[1], paged.page_size
     sizes = len(paged.start_W), FEW, queries, keys, size
+    work = len(heads_TND) * queries * size * paged.pages_WP.shape[1] * paged.page_size
+    threads = 1 if work <= _FEW_SCORES else torch.get_num_threads()
     done = library.attend_windows(
         heads_TND.data_ptr(), heads_TND.stride(0), *pools, *places, *table, *sizes, size**-0.5,
         out_THD.data_ptr(), threads,
@@ -92,6 +97,7 @@ class LowRankSum:
 
     def __init__(self, parts: Iterable[tuple[Tensor, Tensor, int]]) -> None:
         self._kept, table = list[Tensor](), list[int]()
+        self._products = 0  # for a row
         self.inputs = 0  # 0 where the program does not run
         for *both, start in parts:
             down_RI, up_RO = both
@@ -103,6 +109,7 @@ class LowRankSum:
             kept = narrow if exact else both
             self._kept += kept
             table += [*(side.data_ptr() for side in kept), int(exact), *up_RO.shape, start]
+            self._products += down_RI.numel() + up_RO.numel()
         self.inputs = down_RI.shape[1]
         self._table = torch.tensor(table)
         self._parts = self._table.data_ptr(), len(table) // 6
@@ -110,12 +117,13 @@ class LowRankSum:
     def add(self, y_TO: Tensor, x_TI: Tensor, tokens_A: Tensor) -> bool:
         """Return False where it cannot."""
         rows = tokens_A.shape[0]
-        if not self.inputs or rows > _FEW_ADAPTED or y_TO.dtype != torch.float32:
+        few = rows <= _FEW_ADAPTED and rows * self._products <= _FEW_PRODUCTS
+        if not self.inputs or not few or y_TO.dtype != torch.float32:
             return False
         if x_TI.dtype != torch.float32 or not (x_TI.is_contiguous() and y_TO.is_contiguous()):
             return False
         library = program()
-        assert library is not None and x_TI.shape[1] == self.inputs
+        assert library is not None and x_TI.shape == (y_TO.shape[0], self.inputs)
         what = x_TI.data_ptr(), tokens_A.data_ptr(), rows, self.inputs, *self._parts
         library.add_low_rank(*what, y_TO.data_ptr(), y_TO.shape[1])
         return True

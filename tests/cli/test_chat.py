@@ -94,7 +94,8 @@ class TestPiped:
 
     def test_commands(self) -> None:
         out, server = piped("/help\none\n/system Shout.\n/clear\ntwo\n/system\nthree\n/exit\nfour")
-        assert out == f"{HELP}\nyou said one\nyou said two\nyou said three\n"
+        assert out.startswith(f"{HELP}\ndecoder   threshold, ")
+        assert out.endswith("introspective\nyou said one\nyou said two\nyou said three\n")
         _, _, second, third = (asked.body.get("messages") for asked in server.asked)
         assert [(turn["role"], turn["content"]) for turn in second or []] == [
             ("system", "Shout."), ("user", "two")

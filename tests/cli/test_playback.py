@@ -133,6 +133,21 @@ def test_drafts_follow_the_text_until_they_are_accepted(screen: Screen) -> None:
     assert screen.text == "One two 3 four.\n"
 
 
+def test_drafts_that_no_step_has_verified_are_not_judged(screen: Screen) -> None:
+    def drafted() -> Generator[News, None, None]:
+        yield Canvas(["One", " a", None, " c", None], 2)
+        yield "One"
+        yield Canvas(["One", " a", " b", " c", None], 3)
+        yield Canvas(["One", " a", " b", None, None])
+        yield " a b"
+
+    show(drafted(), screen, 1000)
+    shown = [screen.text_of(state) for state in screen.states]
+    assert f"One a{MASK} c\nstep 1, 4 left" in shown
+    assert not any("step 2" in text and "accepted" in text for text in shown)
+    assert "One a b\nstep 3, 2 left, 2 of 3 drafts accepted" in shown
+
+
 def test_the_last_rows_of_a_high_answer_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = sized(monkeypatch, 40, 5)
     words: list[str | None] = [f"{number}\n" for number in range(9)]

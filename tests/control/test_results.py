@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from diffray import CompletionOutput, RequestOutput
-from diffray.cluster.frontend.views import frame
+from diffray.cluster.frontend.views import frame, picture
 from tests.helpers.byte_tokenizer import TOKENIZER
 
 
@@ -89,6 +89,22 @@ def test_a_picture_wraps_words_and_breaks_long_ones_and_survives_any_text() -> N
     assert all(float(box["x"]) + float(box["width"]) < width for box in boxes)
     assert len({box["y"] for box in boxes}) >= 4
     assert "Question" not in svg
+
+
+def test_a_picture_shows_drafts_where_they_stood_until_the_next_step() -> None:
+    svg = picture("Ask", [("One", 0), (" two", 1), (" 3", 1)], [(" two", 0, 1), (" <3>", 0, 2)])
+    root = ElementTree.fromstring(svg)
+    texts = {
+        str(each.text): each.attrib for each in root.iter() if "draft" in each.get("class", "")
+    }
+    assert {text: own["class"] for text, own in texts.items()} == {
+        "two": "draft n1",
+        "<3>": "draft n1",
+    }
+    places = {each.text: each.get("x") for each in root.iter() if each.get("class") == "t2"}
+    assert [texts["two"]["x"], texts["<3>"]["x"]] == [places["two"], places["3"]]
+    assert "step 1 of 2: 2 tokens left" in svg and "verifies" in svg
+    assert "draft n" not in picture("Ask", [("One", 0)])
 
 
 def test_large_outputs_stay_small_in_a_notebook() -> None:

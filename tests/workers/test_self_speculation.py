@@ -127,6 +127,17 @@ def test_a_watched_answer_shows_drafts_and_what_was_accepted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_what_is_verified_after_an_end_is_no_draft(name: str) -> None:
+    diffusion = {"iteration": {"kind": KINDS[name], "early_stop": False}, "block_length": 4}
+    ends = cases_of(name)[0]["tokens"][3:4]
+    params = SamplingParams(max_tokens=40, stop_token_ids=ends, diffusion=diffusion)
+    request = Request(0, tuple(cases_of(name)[0]["prompt"]), params, watch=True)
+    updates = updates_of(engine(name), [request], 1)
+    assert max(update.drafts for update in updates) <= 4
+    assert updates[-1].canvas is not None and None not in updates[-1].canvas
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_interrupted_equals_uninterrupted(name: str) -> None:
     asked = requests(name, 12, drafted=True)
     whole = updates_of(engine(name), asked, 1)

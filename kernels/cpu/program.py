@@ -34,7 +34,7 @@ _ARGUMENTS: Final = {
     "block_product": "pnpppnnipi",
     "rms_norm": "pppfppnni",
     "rotate_and_store": "ppfpppppnnnnni",
-    "attend_windows": "pnpppppppnnnnnnnfpi",
+    "attend_windows": "pnpppppppnnpnnnnfpi",
     "add_low_rank": "ppnnpnpn",
 }
 

@@ -137,16 +137,14 @@ ALWAYS void attend_head(const float *query, Head head, int64_t stop, int64_t siz
   for (int64_t i = 0; i < size / LANES; i++) store(out + i * LANES, sums[i] / total);
 }
 
-// Attention of the windows of at most `few` queries; returns whether there was memory for it. A
-// query's row in `heads` has `stride` numbers and starts with its heads. For `first` to `block` see
-// PagedWindows.
+// Attention of the windows that run `here`; returns whether there was memory for it. A query's row in
+// `heads` has `stride` numbers and starts with its heads. For `first` to `block` see PagedWindows.
 int attend_windows(const float *heads, int64_t stride, const float *key_pool, const float *value_pool,
                    const int32_t *first, const int32_t *start, const int32_t *kv_stop, const int32_t *block,
-                   const int32_t *pages, int64_t pages_each, int64_t page_size, int64_t windows, int64_t few,
-                   int64_t num_heads, int64_t key_heads, int64_t size, float scale, float *out, int threads) {
+                   const int32_t *pages, int64_t pages_each, int64_t page_size, const uint8_t *here,
+                   int64_t windows, int64_t num_heads, int64_t key_heads, int64_t size, float scale, float *out, int threads) {
   int64_t room = 0;
-  for (int64_t w = 0; w < windows; w++)
-    if (first[w + 1] - first[w] <= few && kv_stop[w] > room) room = kv_stop[w];
+  for (int64_t w = 0; w < windows; w++) room = here[w] && kv_stop[w] > room ? kv_stop[w] : room;
   room += LANES;
   float *scores = calloc(windows * num_heads * room, sizeof(float));
   if (scores == NULL) return 0;
@@ -154,7 +152,7 @@ int attend_windows(const float *heads, int64_t stride, const float *key_pool, co
   for (int64_t task = 0; task < windows * num_heads; task++) {
     const int64_t w = task / num_heads, n = task % num_heads, offset = n / (num_heads / key_heads) * size;
     const Head head = {key_pool + offset, value_pool + offset, pages + w * pages_each, page_size, key_heads * size};
-    if (first[w + 1] - first[w] > few) continue;
+    if (!here[w]) continue;
     for (int64_t q = first[w]; q < first[w + 1]; q++) {
       const int64_t place = start[w] + q - first[w], end = block[w] > 0 ? (place / block[w] + 1) * block[w] : kv_stop[w];
       const int64_t stop = end < kv_stop[w] ? end : kv_stop[w];

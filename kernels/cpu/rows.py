@@ -4,7 +4,7 @@ Letters: T packed tokens, H hidden size, N heads of any kind, D head size, R an 
 input columns, O output rows, A tokens of an adapter.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import torch
@@ -14,9 +14,10 @@ from diffray.kernels import attention, norm
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.cpu.program import program
 from diffray.kernels.linear import linear
-from diffray.kernels.windows import Windows
+from diffray.kernels.windows import Group, Windows
 
 FEW: Final = 8  # queries of a window that attend here; for more, torch is faster
+MOST_KEYS: Final = 1024  # of a causal window that attends here whatever its queries
 _FEW_ADAPTED: Final = 16
 _FEW_PRODUCTS: Final = 1 << 20  # multiplications of an adapter, on one thread
 _FEW_SCORES: Final = 1 << 20  # multiplications of attention that one thread does sooner than two
@@ -53,7 +54,8 @@ def attend(
 ) -> Tensor:
     """Do the same as torch's kernel; the heads are rotated in place.
 
-    A window of few queries gives the same bits whatever their number.
+    The bits of a query in a window of few, or in a causal one of not too many keys, do not depend
+    on how many there are: they are those of one token at a time, and with any prefix in the cache.
     """
     count, _, size = heads_TND.shape
     rotated, keys = rotary.cos_T1R.shape[-1], kv.keys_SGD.shape[1]
@@ -72,15 +74,17 @@ def attend(
     q_THD = heads_TND[:, :queries]
     out_THD = torch.empty(q_THD.shape)
     paged = windows.paged
+    here_W = paged.first_W.diff() <= FEW
     if paged.max_queries > FEW:
+        here_W |= (paged.block_W == 1) & (paged.kv_stop_W <= MOST_KEYS)
         k_TGD, v_TGD = heads_TND[:, queries:-keys], heads_TND[:, -keys:]
-        long = tuple(group for group in windows.groups if group.queries > FEW)
-        attention.window_attention(q_THD, k_TGD, v_TGD, *kv, long, out_THD=out_THD)
-        if len(long) == len(windows.groups):
+        others = tuple(_others(windows.groups, here_W))
+        attention.window_attention(q_THD, k_TGD, v_TGD, *kv, others, out_THD=out_THD)
+        if not here_W.any():
             return out_THD
     places = [each.data_ptr() for each in paged[:4]]
     table = paged.pages_WP.data_ptr(), paged.pages_WP.shape[1], paged.page_size
-    sizes = len(paged.start_W), FEW, queries, keys, size
+    sizes = here_W.data_ptr(), len(here_W), queries, keys, size
     work = len(heads_TND) * queries * size * paged.pages_WP.shape[1] * paged.page_size
     threads = 1 if work <= _FEW_SCORES else torch.get_num_threads()
     done = library.attend_windows(
@@ -90,6 +94,15 @@ def attend(
     if not done:
         raise MemoryError(f"no memory for the scores of {len(paged.start_W)} windows")
     return out_THD
+
+
+def _others(groups: tuple[Group, ...], here_W: Tensor) -> Iterator[Group]:
+    """Yield the groups of which some window does not attend here."""
+    start = 0
+    for group in groups:
+        if not here_W[start : start + group.windows].all():
+            yield group
+        start += group.windows
 
 
 class LowRankSum:

@@ -113,7 +113,8 @@ def test_attention_is_torch_s(
 
 def test_a_query_s_bits_depend_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither on how many queries its window has, nor on other windows, nor on threads."""
-    case = Case([(17, 21, 21, 1), (0, 4, 4, 1), (30, 33, 33, 1)], 64, normed=True)
+    causal = [(17, 21, 21, 1), (0, 4, 4, 1), (30, 33, 33, 1), (0, 24, 24, 1), (5, 40, 40, 1)]
+    case = Case(causal, 64, normed=True)
     together = case.run()
     assert all(map(torch.equal, together, case.run(alone=True)))
     monkeypatch.setattr(rows, "_LITTLE", 1)
@@ -121,10 +122,10 @@ def test_a_query_s_bits_depend_on_nothing_else(monkeypatch: pytest.MonkeyPatch) 
     torch.set_num_threads(2)
     assert all(map(torch.equal, together, case.run()))
     torch.set_num_threads(before)
-    case.spans.append((0, 24, 24, 1))
-    case.heads = torch.cat([case.heads, torch.randn(24, 10, 64)])
-    case.angles = torch.cat([case.angles, torch.randn(2, 24, 1, 64)], 1)
-    case.pages_WP = torch.cat([case.pages_WP, torch.arange(18, 24)[None]])
+    case.spans.append((4, 44, 44, 0))
+    case.heads = torch.cat([case.heads, torch.randn(40, 10, 64)])
+    case.angles = torch.cat([case.angles, torch.randn(2, 40, 1, 64)], 1)
+    case.pages_WP = torch.cat([case.pages_WP, torch.arange(30, 36)[None]])
     case.pools = torch.cat([case.pools, torch.randn(2, 6 * PAGE, 2, 64)], 1)
     assert torch.equal(case.run()[0][: len(together[0])], together[0])
 

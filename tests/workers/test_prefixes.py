@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from diffray import DiffusionLLM
 from diffray.components.params import SamplingParams
+from diffray.kernels.cpu.program import program
 from diffray.kernels.formats import Format
 from diffray.workers.engine import Engine
 from diffray.workers.messages import Request, Resume, Update
@@ -241,3 +242,24 @@ def test_the_option_decides_and_choices_of_one_prompt_share_it() -> None:
     assert tokens[0] == tokens[1] == tokens[2]
     with pytest.raises(ValueError, match="enable_prefix_caching needs block-causal attention"):
         DiffusionLLM(str(GOLDEN / "llada"), enable_prefix_caching=True)
+
+
+@pytest.mark.skipif(program() is None, reason="needs gcc and AVX2")
+@pytest.mark.parametrize("name", ["ar_llama", "ar_qwen3"])
+def test_in_blocks_a_shared_beginning_changes_no_bit(name: str) -> None:
+    """Rounded activations would make much of a last bit."""
+    asked: dict[str, Any] = {"max_tokens": 12, "logprobs": True, "ignore_eos": True}
+    asked["diffusion"] = {"iteration": "autoregressive"}
+    options = {"dtype": "float32", "quantization": "q8_0", "mask_token_id": 501}
+    prompt = [(7 * n) % 500 for n in range(90)]
+    with DiffusionLLM(str(GOLDEN / name), page_size=8, chunk=32, **options) as llm:
+        (first,) = llm.generate(prompt, SamplingParams(**asked))
+        (again,) = llm.generate(prompt, SamplingParams(**asked))
+        (longer,) = llm.generate(prompt[:43] + prompt[:20], SamplingParams(**asked))
+    with DiffusionLLM(str(GOLDEN / name), enable_prefix_caching=False, **options) as llm:
+        (alone,) = llm.generate(prompt, SamplingParams(**asked))
+        (own,) = llm.generate(prompt[:43] + prompt[:20], SamplingParams(**asked))
+    assert first.cached_tokens == 0 and again.cached_tokens > 60 and longer.cached_tokens > 30
+    for one, other in ((first, again), (first, alone), (longer, own)):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        assert one.outputs[0].logprobs == other.outputs[0].logprobs

@@ -46,6 +46,8 @@ class Windows(Protocol):
     Each form is built on demand.
     """
 
+    def __hash__(self) -> int: ...
+
     @property
     def groups(self) -> tuple[Group, ...]: ...
 

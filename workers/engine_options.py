@@ -49,9 +49,9 @@ class EngineOptions(Config):
     quantization: Quantization | None = Field(
         None,
         description="Quantize weights: one format for all linear layers except the head (int8, "
-        "uint8, int4, uint4, fp8, w8a8, w8a8_fp8; int4_g128 has a scale per 128 weights), or a "
-        "format for each part (experts=fp8,attention=int8,head=int8). Default: weights are in "
-        "dtype.",
+        "uint8, int4, uint4, fp8, w8a8, w8a8_fp8, for CPUs q8_0, q4_0, q4_1; int4_g128 has a scale "
+        "per 128 weights), or a format for each part (experts=fp8,attention=int8,head=int8). "
+        "Default: weights are in dtype.",
     )
     lora_modules: dict[str, str] = Field(
         {},

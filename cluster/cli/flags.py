@@ -13,7 +13,7 @@ from typer import Option
 
 from diffray.cluster.cli.commands import Fields, Given
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.components.checkpoints.demos import DEMOS
+from diffray.components.checkpoints.demos import NAMES
 from diffray.components.config import UNIONS, kinds
 from diffray.components.params import SamplingParams
 from diffray.components.policy import DiffusionParams
@@ -21,7 +21,7 @@ from diffray.workers.engine_options import EngineOptions
 
 PACE = 5.0  # steps per second, as on the page
 CHECKPOINT = (
-    f"A checkpoint's folder, a GGUF file, a Hugging Face Hub id, or one of: {', '.join(DEMOS)}."
+    f"A checkpoint's folder, a GGUF file, a Hugging Face Hub id, or one of: {', '.join(NAMES)}."
 )
 API_KEY_HELP = "The server's API key, if it requires one."
 DECODERS, CACHES, ITERATIONS = (
@@ -29,7 +29,7 @@ DECODERS, CACHES, ITERATIONS = (
     for part in ("decoder", "cache", "iteration")
 )
 
-Checkpoint = Annotated[str, typer.Argument(help=CHECKPOINT, autocompletion=lambda: [*DEMOS])]
+Checkpoint = Annotated[str, typer.Argument(help=CHECKPOINT, autocompletion=lambda: [*NAMES])]
 Model = Annotated[str, Option("--model", "-m", help=CHECKPOINT, metavar="MODEL")]
 Pace = Annotated[float, Option(metavar="STEPS", help="Steps to show per second, at least 1.")]
 Raw = Annotated[

@@ -15,8 +15,9 @@ from diffray.cluster.cli import flags
 from diffray.cluster.cli.commands import refuse
 from diffray.cluster.cli.flags import sampling_params
 from diffray.cluster.cli.playback import News, can_play, show
+from diffray.cluster.frontend.output import Canvas
 from diffray.cluster.frontend.text import Messages, TextStream
-from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, HUB_ID
+from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, HUB_ID, NAMES, examples
 from diffray.components.config import counted
 from diffray.components.params import SamplingParams
 from diffray.components.policy import Policy
@@ -78,15 +79,16 @@ def _read_prompt(prompt: str | None, model: str) -> str:
         if not text:
             raise ValueError("the prompt is empty; give a text")
         return text
-    if model not in DEMOS:
+    if model not in NAMES:
         if "/" not in model or not HUB_ID.fullmatch(model):
             from diffray.components.checkpoints.folder import resolve
 
             resolve(model)  # reports a wrong path first; downloads nothing
         raise typer.BadParameter("give a prompt, or - to read it from stdin", param_hint="PROMPT")
+    example = EXAMPLE if model in DEMOS else examples(model)[0]
     console = Console(stderr=True)
-    console.print(Text(EXAMPLE), soft_wrap=not console.is_terminal)  # words are broken only there
-    return EXAMPLE
+    console.print(Text(example), soft_wrap=not console.is_terminal)  # words are broken only there
+    return example
 
 
 @dataclass(slots=True)
@@ -144,9 +146,9 @@ def steps(
     )
     for ids in _timed(llm.watch(prompt, params), measured):
         measured.tokens, measured.forwards = len(ids), measured.forwards + 1
-        yield [None if token is None else word(token) for token in ids]
+        yield Canvas((None if token is None else word(token) for token in ids), ids.drafts)
         if not policy.decoder.edits:  # else tokens are final only after the last step
-            new = _final(ids[taken:], ends, keeps_end)
+            new = _final(ids[taken : ids.final], ends, keeps_end)
             taken += len(new)
             yield text.push(new)
     yield text.push(_final(ids[taken:], ends, keeps_end)) + text.finish()

@@ -23,7 +23,7 @@ from diffray.cluster.serve.address import (
 )
 from diffray.cluster.serve.deployment import Deployment, PlacementGroup
 from diffray.cluster.serve.supervisor import say, supervised
-from diffray.components.checkpoints.demos import DEMOS
+from diffray.components.checkpoints.demos import NAMES
 
 if TYPE_CHECKING:
     from diffray.cluster.serve.app_config import AppConfig
@@ -35,7 +35,7 @@ Models = Annotated[
     typer.Argument(
         help=f"{flags.CHECKPOINT} Several share one endpoint.",
         metavar="MODEL",
-        autocompletion=lambda: [*DEMOS],
+        autocompletion=lambda: [*NAMES],
     ),
 ]
 ConfigFile = Annotated[

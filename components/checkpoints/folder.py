@@ -5,7 +5,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from diffray.components.checkpoints.demos import DEMOS, HUB_ID, demo_path
+from diffray.components.checkpoints.demos import HUB_ID, NAMES, demo_path
 from diffray.components.lora import CONFIG
 from diffray.components.models.fields import Config, shown
 from diffray.components.spelling import did_you_mean
@@ -40,7 +40,7 @@ def resolve(path_or_hub_id: str | Path) -> Path:
     if path.suffix.lower() == ".gguf":
         raise CheckpointError(f"there is no file {str(path)!r}; give a GGUF file's path")
     name, _, commit = str(path_or_hub_id).partition("@")
-    if "/" not in name and (near := did_you_mean(name, DEMOS)):
+    if "/" not in name and (near := did_you_mean(name, NAMES)):
         raise CheckpointError(f"there is no folder or demo model {name!r}{near}")
     if not HUB_ID.fullmatch(name) or not _COMMIT.fullmatch(commit):
         raise CheckpointError(
@@ -108,7 +108,7 @@ def _why_not(name: str, error: Exception) -> str:
         case RepositoryNotFoundError():
             return (
                 f"the Hugging Face Hub shows no {name!r}; give a checkpoint's folder, its Hub id, "
-                f"or one of: {', '.join(DEMOS)}, and for a private model set HF_TOKEN"
+                f"or one of: {', '.join(NAMES)}, and for a private model set HF_TOKEN"
             )
         case _:
             reason = next(iter(str(error).split("\n")), "").strip()

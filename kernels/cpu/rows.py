@@ -4,8 +4,9 @@ Letters: T packed tokens, H hidden size, N heads of any kind, D head size, R an 
 input columns, O output rows, A tokens of an adapter.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,45 +65,54 @@ def attend(
     library, queries = program(), heads_TND.shape[1] - 2 * keys
     assert library is not None
     norms = None if rotary.norm_ND is None else rotary.norm_ND.data_ptr()
-    threads = _threads(heads_TND)
-    pools = kv.keys_SGD.data_ptr(), kv.values_SGD.data_ptr()
-    turning = norms, rotary.eps, rotary.cos_T1R.data_ptr(), rotary.sin_T1R.data_ptr()
-    sizes = count, queries, keys, size, rotated
+    heads, pools = heads_TND.data_ptr(), (kv.keys_SGD.data_ptr(), kv.values_SGD.data_ptr())
     library.rotate_and_store(
-        heads_TND.data_ptr(), *turning, slots_T.data_ptr(), *pools, *sizes, threads
-    )
-    q_THD = heads_TND[:, :queries]
-    out_THD = torch.empty(q_THD.shape)
-    paged = windows.paged
-    here_W = paged.first_W.diff() <= FEW
-    if paged.max_queries > FEW:
-        here_W |= (paged.block_W == 1) & (paged.kv_stop_W <= MOST_KEYS)
-        k_TGD, v_TGD = heads_TND[:, queries:-keys], heads_TND[:, -keys:]
-        others = tuple(_others(windows.groups, here_W))
-        attention.window_attention(q_THD, k_TGD, v_TGD, *kv, others, out_THD=out_THD)
-        if not here_W.any():
-            return out_THD
-    places = [each.data_ptr() for each in paged[:4]]
-    table = paged.pages_WP.data_ptr(), paged.pages_WP.shape[1], paged.page_size
-    sizes = here_W.data_ptr(), len(here_W), queries, keys, size
-    work = len(heads_TND) * queries * size * paged.pages_WP.shape[1] * paged.page_size
-    threads = 1 if work <= _FEW_SCORES else torch.get_num_threads()
-    done = library.attend_windows(
-        heads_TND.data_ptr(), heads_TND.stride(0), *pools, *places, *table, *sizes, size**-0.5,
-        out_THD.data_ptr(), threads,
+        heads, norms, rotary.eps, rotary.cos_T1R.data_ptr(), rotary.sin_T1R.data_ptr(),
+        slots_T.data_ptr(), *pools, count, queries, keys, size, rotated, _threads(heads_TND),
     )  # fmt: skip
+    out_THD = torch.empty(count, queries, size)
+    plan = _plan(windows)
+    if plan.others:
+        q_THD, k_TGD, v_TGD = heads_TND.split([queries, keys, keys], dim=1)
+        attention.window_attention(q_THD, k_TGD, v_TGD, *kv, plan.others, out_THD=out_THD)
+        if not plan.any_here:
+            return out_THD
+    threads = 1 if count * queries * size * plan.keys <= _FEW_SCORES else torch.get_num_threads()
+    stride, scale = heads_TND.shape[1] * size, size**-0.5
+    done = library.attend_windows(
+        heads, stride, *pools, *plan.given, queries, keys, size, scale, out_THD.data_ptr(), threads
+    )
     if not done:
-        raise MemoryError(f"no memory for the scores of {len(paged.start_W)} windows")
+        raise MemoryError(f"no memory for the scores of {plan.keys} keys")
     return out_THD
 
 
-def _others(groups: tuple[Group, ...], here_W: Tensor) -> Iterator[Group]:
-    """Yield the groups of which some window does not attend here."""
-    start = 0
-    for group in groups:
-        if not here_W[start : start + group.windows].all():
-            yield group
-        start += group.windows
+class _Plan(NamedTuple):
+    """Which windows of a forward attend here; all layers share it."""
+
+    kept: tuple[Tensor, ...]  # whose memory is given to the program
+    given: tuple[int, ...]
+    others: tuple[Group, ...]  # of which some window does not
+    any_here: bool
+    keys: int  # at most so many in a window
+
+
+@lru_cache(maxsize=1)
+def _plan(windows: Windows) -> _Plan:
+    paged = windows.paged
+    here_W, others = paged.first_W.diff() <= FEW, list[Group]()
+    if paged.max_queries > FEW:
+        here_W |= (paged.block_W == 1) & (paged.kv_stop_W <= MOST_KEYS)
+        start = 0
+        for group in windows.groups:
+            if not here_W[start : start + group.windows].all():
+                others.append(group)
+            start += group.windows
+    places, pages = [each.data_ptr() for each in paged[:4]], paged.pages_WP
+    table = pages.data_ptr(), pages.shape[1], paged.page_size, here_W.data_ptr(), len(here_W)
+    keys = pages.shape[1] * paged.page_size
+    kept = *paged[:4], pages, here_W
+    return _Plan(kept, (*places, *table), tuple(others), bool(here_W.any()), keys)
 
 
 class LowRankSum:

@@ -138,7 +138,7 @@ class TestCompletion:
         assert completed("diffray bench ") == list(BENCHMARKS)
         assert completed("diffray chat --pa") == ["--pace"]
         assert completed("diffray serve --ten") == ["--tensor-parallel-size"]
-        assert completed("diffray serve de") == ["demo", "demo-llada2"]
+        assert completed("diffray serve de") == ["demo", "demo-llada2", "demo-chat"]
         assert completed("diffray serve --kernels t") == ["torch", "triton"]
         unions = {"decoder": AnyDecoder, "cache": AnyCache, "iteration": AnyIteration}
         for name, union in unions.items():

@@ -250,7 +250,7 @@ def test_in_blocks_a_shared_beginning_changes_no_bit(name: str) -> None:
     """Rounded activations would make much of a last bit."""
     asked: dict[str, Any] = {"max_tokens": 12, "logprobs": True, "ignore_eos": True}
     asked["diffusion"] = {"iteration": "autoregressive"}
-    options = {"dtype": "float32", "quantization": "q8_0", "mask_token_id": 501}
+    options: dict[str, Any] = {"dtype": "float32", "quantization": "q8_0", "mask_token_id": 501}
     prompt = [(7 * n) % 500 for n in range(90)]
     with DiffusionLLM(str(GOLDEN / name), page_size=8, chunk=32, **options) as llm:
         (first,) = llm.generate(prompt, SamplingParams(**asked))

@@ -98,7 +98,10 @@ def test_greedy_answers_are_those_of_transformers(kind: str, gguf: Path, wide: P
 def test_what_rounding_costs_on_weights_with_outliers(
     llm: DiffusionLLM, wide: Path, gguf: Path
 ) -> None:
-    """The loss of a text per token, before and after; the capital of France stays."""
+    """The loss of a text per token, before and after; the capital of France stays.
+
+    From four beginnings, as that of 79 tokens in bytes changes by 2 % with a sum's last bits.
+    """
     assert llm.tokenizer is not None
     ids = llm.tokenizer.encode(TEXT)
     loss: dict[str | None, float] = {}
@@ -109,8 +112,10 @@ def test_what_rounding_costs_on_weights_with_outliers(
             model.pack()
         else:
             model = load_model(wide, quantization=form, **options)
-        logprobs = full_forward(model, ids, 1).log_softmax(-1)
-        loss[form] = -float(logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None]).mean())
+        loss[form] = 0.0
+        for text in (ids[begin:] for begin in range(4)):
+            logprobs = full_forward(model, text, 1).log_softmax(-1)[:-1]
+            loss[form] -= float(logprobs.gather(1, torch.tensor(text[1:])[:, None]).mean()) / 4
     plain = loss.pop(None)
     assert plain < 3
     worse = {form: each / plain - 1 for form, each in loss.items()}

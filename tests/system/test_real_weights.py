@@ -113,9 +113,9 @@ def test_what_rounding_costs_on_weights_with_outliers(
         else:
             model = load_model(wide, quantization=form, **options)
         loss[form] = 0.0
-        for text in (ids[begin:] for begin in range(4)):
-            logprobs = full_forward(model, text, 1).log_softmax(-1)[:-1]
-            loss[form] -= float(logprobs.gather(1, torch.tensor(text[1:])[:, None]).mean()) / 4
+        for own in (ids[begin:] for begin in range(4)):
+            logprobs = full_forward(model, own, 1).log_softmax(-1)[:-1]
+            loss[form] -= float(logprobs.gather(1, torch.tensor(own[1:])[:, None]).mean()) / 4
     plain = loss.pop(None)
     assert plain < 3
     worse = {form: each / plain - 1 for form, each in loss.items()}

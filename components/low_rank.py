@@ -74,9 +74,7 @@ class LowRank:
 
     def add(self, y_TO: Tensor, x_TI: Tensor) -> Tensor:
         """Add to a product of the matrix; rows of other requests are not touched."""
-        for each in self._running.adapted:
-            if each.lora not in self.deltas:
-                continue
+        for each in self.adapted:
             deltas = self.deltas[each.lora][0]
             if deltas.program.add(y_TO, x_TI, each.tokens_A):
                 continue

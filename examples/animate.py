@@ -1,7 +1,7 @@
 """Draws a canvas while it is denoised: `python examples/animate.py` writes docs/denoising.svg.
 
-The demo model answers one question, and a token becomes final only at a high confidence. Of
-`--model demo-chat` the drafts are shown too.
+The demo model answers one question, and a token becomes final only at a high confidence. With
+`--model demo-chat --out docs/drafting.svg` drafts are shown too.
 """
 
 import argparse
@@ -9,20 +9,20 @@ from pathlib import Path
 
 from diffray import CompletionOutput, DiffusionLLM
 from diffray.cluster.frontend.views import picture
-from diffray.components.checkpoints.demos import DEMOS, EXAMPLE
+from diffray.components.checkpoints.demos import DEMOS, EXAMPLE, examples
 
 DIFFUSION = {"decoder": {"kind": "threshold", "threshold": 0.95}}
 Draft = tuple[str, int, int]  # its text, the step after which it stood there, and its position
 
 
-def generate(model: str, question: str, tokens: int) -> tuple[CompletionOutput, list[Draft]]:
+def generate(model: str, question: str) -> tuple[CompletionOutput, list[Draft]]:
     """Return the answer, which records the step at which each token became final, and drafts."""
     diffusion = DIFFUSION if model in DEMOS else {}
     messages, drafts = [{"role": "user", "content": question}], list[Draft]()
     with DiffusionLLM(model) as llm:
         assert llm.tokenizer is not None
-        (output,) = llm.chat(messages, max_tokens=tokens, diffusion=diffusion)
-        for step, canvas in enumerate(llm.watch(messages, max_tokens=tokens, diffusion=diffusion)):
+        (output,) = llm.chat(messages, max_tokens=64, diffusion=diffusion)
+        for step, canvas in enumerate(llm.watch(messages, max_tokens=64, diffusion=diffusion)):
             for at, token in enumerate(canvas[canvas.final :], canvas.final):
                 if token is not None:
                     drafts.append((llm.tokenizer.decode([token]), step, at))
@@ -34,11 +34,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("docs/denoising.svg"))
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--question", default=EXAMPLE)
-    parser.add_argument("--tokens", type=int, default=64)
     args = parser.parse_args()
-    answer, drafts = generate(args.model, args.question, args.tokens)
-    args.out.write_text(picture(args.question, answer.visible, drafts))
+    question = EXAMPLE if args.model in DEMOS else examples(args.model)[-1]
+    answer, drafts = generate(args.model, question)
+    args.out.write_text(picture(question, answer.visible, drafts))
     print(f"{args.out}: {len(answer.visible)} tokens in {answer.forwards} steps")
 
 

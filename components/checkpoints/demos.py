@@ -28,8 +28,6 @@ FUNCTION = (
     "Write a Python function that returns the sum of the squares of the even numbers in a list."
 )
 FACTS = "Give job and age as JSON: Anna, 31, is a nurse from Rome."
-
-
 QUESTIONS = (
     "Why is the sky blue?",
     "Write a short story about a lighthouse.",

@@ -19,8 +19,7 @@ from diffray.kernels.windows import Group, Windows
 
 FEW: Final = 8  # queries of a window that attend here; for more, torch is faster
 MOST_KEYS: Final = 1024  # of a causal window that attends here whatever its queries
-_FEW_ADAPTED: Final = 16
-_FEW_PRODUCTS: Final = 1 << 20  # multiplications of an adapter, on one thread
+_FEW_PRODUCTS: Final = 1 << 19  # multiplications of an adapter; for more, torch is faster
 _FEW_SCORES: Final = 1 << 20  # multiplications of attention that one thread does sooner than two
 _MOST_VECTORS: Final = 16  # of a head
 _LITTLE: Final = 1 << 16  # numbers that one thread passes through sooner than two begin
@@ -140,7 +139,7 @@ class LowRankSum:
     def add(self, y_TO: Tensor, x_TI: Tensor, tokens_A: Tensor) -> bool:
         """Return False where it cannot."""
         rows = tokens_A.shape[0]
-        few = rows <= _FEW_ADAPTED and rows * self._products <= _FEW_PRODUCTS
+        few = rows * self._products <= _FEW_PRODUCTS
         if not self.inputs or not few or y_TO.dtype != torch.float32:
             return False
         if x_TI.dtype != torch.float32 or not (x_TI.is_contiguous() and y_TO.is_contiguous()):
@@ -165,9 +164,10 @@ def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tup
 
 def _fits(x: Tensor, size: int) -> bool:
     """Whether the programs take the tensor: its rows are whole vectors of float32 on the CPU."""
+    if x.dtype != torch.float32 or not (x.is_cpu and x.is_contiguous()):
+        return False  # before anything is compiled
     lanes = _lanes()
-    plain = x.dtype == torch.float32 and x.is_cpu and x.is_contiguous()
-    return plain and lanes > 0 and size % lanes == 0
+    return lanes > 0 and size % lanes == 0
 
 
 def _lanes() -> int:

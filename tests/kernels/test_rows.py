@@ -130,6 +130,13 @@ def test_a_query_s_bits_depend_on_nothing_else(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(case.run()[0][: len(together[0])], together[0])
 
 
+def test_for_other_devices_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "program", never)
+    elsewhere = torch.zeros(4, 32, device="meta")
+    assert rows.LowRankSum([(elsewhere, elsewhere, 0)]).inputs == 0
+    assert rows.rms_norm(elsewhere, elsewhere[0], 1e-5).is_meta
+
+
 @pytest.mark.parametrize("exact", [True, False])
 def test_low_rank_products_are_torch_s(exact: bool) -> None:
     """Matrices whose numbers bfloat16 holds are read in it."""
@@ -148,6 +155,6 @@ def test_low_rank_products_are_torch_s(exact: bool) -> None:
     assert product.add(y_TO, x_TI, tokens_A)
     torch.testing.assert_close(y_TO, expected, rtol=1e-4, atol=1e-4)
     assert not product.add(y_TO.double(), x_TI.double(), tokens_A)
-    assert not product.add(y_TO, x_TI, torch.zeros(65, dtype=torch.long))
+    assert not product.add(y_TO, x_TI, torch.zeros(600, dtype=torch.long))
     down_RI, up_RO, at = parts[0]
     assert not rows.LowRankSum([(down_RI[:, :90], up_RO, at)]).add(y_TO, x_TI, tokens_A)

@@ -24,7 +24,7 @@ from diffray.components.quantization import Scheme
 from diffray.components.quantized_parts import chosen_formats
 from diffray.components.weight import Weight
 from diffray.kernels.choose import TORCH, Kernels
-from diffray.kernels.confidence import Confidence, Draw, confidence_of_logits
+from diffray.kernels.confidence import Confidence, Draw
 
 
 class Names(NamedTuple):
@@ -242,8 +242,8 @@ class Denoiser(nn.Module):
         table, start = self.output, self.output.rows.start
         gather_RK = self.gathered(hidden_RH, mask_token_id, known_RK)
         if table.weight.format is not None:
-            logits_RV = table.logits(hidden_RH)
-            return confidence_of_logits(logits_RV, start, mask_token_id, gather_RK, draw)
+            logits_RV, choose = table.logits(hidden_RH), self.kernels.confidence_of_logits
+            return choose(logits_RV, start, mask_token_id, gather_RK, draw)
         head = table.weight_VH, start
         return self.kernels.confidence(hidden_RH, *head, mask_token_id, gather_RK, draw)
 

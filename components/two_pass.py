@@ -23,7 +23,7 @@ from diffray.components.model_spec import Denoising
 from diffray.components.sandwich import SandwichLayer, WideNorm
 from diffray.components.vision import Vision
 from diffray.kernels.choose import Kernels
-from diffray.kernels.confidence import Confidence, Draw, confidence_of_logits
+from diffray.kernels.confidence import Confidence, Draw
 from diffray.kernels.norm import rms_norm_wide
 
 
@@ -113,8 +113,8 @@ class TwoPass(Denoiser):
         known_RK: Tensor | None = None,
     ) -> Confidence:
         gather_RK = self.gathered(hidden_RH, mask_token_id, known_RK)
-        start = self.output.rows.start
-        return confidence_of_logits(self.head(hidden_RH), start, mask_token_id, gather_RK, draw)
+        logits_RV, choose = self.head(hidden_RH), self.kernels.confidence_of_logits
+        return choose(logits_RV, self.output.rows.start, mask_token_id, gather_RK, draw)
 
     def pack(self) -> None:
         super().pack()

@@ -55,6 +55,7 @@ class Kernels(NamedTuple):
     experts: Callable[[Tensor, ExpertWeights, Routing], Tensor]
     experts_add_norm: Callable[..., tuple[Tensor, Tensor]]
     confidence: Callable[[Tensor, Tensor, int, int, Tensor, Draw | None], Confidence]
+    confidence_of_logits: Callable[[Tensor, int, int, Tensor, Draw | None], Confidence]
     # Not called by models: credit, the end of a step, and the halves of `attend`.
     reward: Callable[..., Confidence]
     settle: Callable[..., None]
@@ -76,6 +77,7 @@ TORCH: Final = Kernels(
     experts.experts,
     experts.experts_add_norm,
     confidence.confidence,
+    confidence.confidence_of_logits,
     credit.reward,
     acceptance.settle,
     attention.rotate_and_store,
@@ -88,6 +90,8 @@ CPU: Final = TORCH._replace(
     add_norm=rows.add_norm,
     linear_add_norm=rows.linear_add_norm,
     attend=rows.attend,
+    confidence=rows.confidence,
+    confidence_of_logits=rows.confidence_of_logits,
 )
 
 

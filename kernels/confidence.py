@@ -4,6 +4,7 @@ Letters: R rows of the head, H hidden size, V this rank's vocabulary, K gathered
 draw at random.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -33,6 +34,14 @@ class Confidence(NamedTuple):
     gathered_RK: Tensor  # the logits of the requested ids; 0 for ids of other ranks
 
 
+class Extremes(NamedTuple):
+    """What is known of each row's logits."""
+
+    logsumexp_R: Tensor  # over all of them
+    best_R: Tensor  # the largest but for the forbidden one ...
+    index_R: Tensor  # ... and its column, the lowest of equal ones
+
+
 def confidence(
     hidden_RH: Tensor,
     head_VH: Tensor,
@@ -45,32 +54,47 @@ def confidence(
 
     Logits are rounded to the dtype of the head, as if they had been stored.
     """
-    return _choose(_wide(linear(hidden_RH, head_VH)), start, forbidden, gather_RK, draw)
+    logits_RV = linear(hidden_RH, head_VH)
+    return confidence_of_logits(logits_RV, start, forbidden, gather_RK, draw)
 
 
 def confidence_of_logits(
-    logits_RV: Tensor, start: int, forbidden: int, gather_RK: Tensor, draw: Draw | None
+    logits_RV: Tensor,
+    start: int,
+    forbidden: int,
+    gather_RK: Tensor,
+    draw: Draw | None,
 ) -> Confidence:
     """Return the same as `confidence` from stored logits, which are not modified."""
-    return _choose(_wide(logits_RV.clone()), start, forbidden, gather_RK, draw)
+    return choose(logits_RV, start, forbidden, gather_RK, draw, extremes)
 
 
-def _wide(logits_RV: Tensor) -> Tensor:
-    return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+def extremes(logits_RV: Tensor, forbidden: int | None) -> Extremes:
+    """Find the extremes of each row; `forbidden` is a column."""
+    lse_R = logits_RV.logsumexp(1)
+    if forbidden is not None:
+        logits_RV = logits_RV.clone()
+        logits_RV[:, forbidden] = -torch.inf
+    return Extremes(lse_R, *logits_RV.max(dim=1))
 
 
-def _choose(
-    logits_RV: Tensor, start: int, forbidden: int, gather_RK: Tensor, draw: Draw | None
+def choose(
+    logits_RV: Tensor,
+    start: int,
+    forbidden: int,
+    gather_RK: Tensor,
+    draw: Draw | None,
+    find: Callable[[Tensor, int | None], Extremes],
 ) -> Confidence:
-    """Choose; the forbidden logit is overwritten in place."""
+    """Choose a token of each row."""
+    if logits_RV.dtype != torch.float64:
+        logits_RV = logits_RV.float()
     size = logits_RV.shape[1]
     column_RK = gather_RK - start
     here_RK = (column_RK >= 0) & (column_RK < size)
     gathered_RK = logits_RV.gather(1, column_RK.clamp(0, size - 1)).masked_fill(~here_RK, 0.0)
-    lse_R = logits_RV.logsumexp(1)
-    if 0 <= forbidden - start < size:
-        logits_RV[:, forbidden - start] = -torch.inf
-    best_R, index_R = logits_RV.max(dim=1)
+    column = forbidden - start if 0 <= forbidden - start < size else None
+    lse_R, best_R, index_R = find(logits_RV, column)
     if draw is None:
         return Confidence(index_R + start, best_R, best_R, best_R, lse_R, gathered_RK)
     # Noise for a whole vocabulary is expensive, so only rows that draw get any.
@@ -78,6 +102,8 @@ def _choose(
     key_Q = draw.seed_R[rows_Q], draw.position_R[rows_Q], draw.step_R[rows_Q]
     ids_V = torch.arange(start, start + size, device=logits_RV.device)
     tempered_QV = logits_RV[rows_Q] / draw.temperature_R[rows_Q].unsqueeze(1)
+    if column is not None:
+        tempered_QV[:, column] = -torch.inf
     noise_QV = noise.gumbel(*key_Q, ids_V.unsqueeze(0)).to(tempered_QV)
     score_Q, drawn_Q = (tempered_QV + noise_QV).max(dim=1)
     scores_R = best_R.to(score_Q).index_copy(0, rows_Q, score_Q)

@@ -35,6 +35,7 @@ _ARGUMENTS: Final = {
     "rms_norm": "pppfppnni",
     "rotate_and_store": "ppfpppppnnnnni",
     "attend_windows": "pnpppppppnnpnnnnfpi",
+    "extremes": "pnnnppi",
     "add_low_rank": "ppnnpnpn",
 }
 

@@ -167,6 +167,39 @@ int attend_windows(const float *heads, int64_t stride, const float *key_pool, co
   return 1;
 }
 
+ALWAYS void row_extremes(const float *x, int64_t size, int64_t forbidden, float *lse, float *best, int64_t *index) {
+  const int64_t whole = size - size % LANES;
+  Floats most = (Floats){0} - INFINITY;
+  Ints at = {0};  // the vector of each lane's largest
+  for (int64_t i = 0; i < whole; i += LANES) {
+    Floats own = load(x + i);
+    if (forbidden >= i && forbidden < i + LANES) own[forbidden - i] = -INFINITY;
+    const Ints more = own > most;
+    most = (Floats)((more & (Ints)own) | (~more & (Ints)most));
+    at = (more & (int32_t)i) | (~more & at);
+  }
+  *best = -INFINITY, *index = 0;
+  for (int64_t lane = 0; lane < LANES; lane++) {
+    const int64_t own = at[lane] + lane;
+    if (most[lane] > *best || (most[lane] == *best && own < *index)) *best = most[lane], *index = own;
+  }
+  for (int64_t i = whole; i < size; i++)
+    if (i != forbidden && x[i] > *best) *best = x[i], *index = i;
+  const float highest = forbidden >= 0 && x[forbidden] > *best ? x[forbidden] : *best;
+  Floats sums[4] = {{0}, {0}, {0}, {0}};
+  for (int64_t i = 0; i < whole; i += LANES) sums[i / LANES % 4] += exponential(load(x + i) - highest);
+  float total = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (int64_t i = whole; i < size; i++) total += expf(x[i] - highest);
+  *lse = highest == -INFINITY ? highest : highest + logf(total);
+}
+
+// Of each row the logarithm of the sum of its exponentials, then the largest number but for the
+// column `forbidden`, if that is not negative, and its lowest column.
+void extremes(const float *x, int64_t rows, int64_t size, int64_t forbidden, float *found, int64_t *index, int threads) {
+  EACH_TASK
+  for (int64_t r = 0; r < rows; r++) row_extremes(x + r * size, size, forbidden, found + r, found + rows + r, index + r);
+}
+
 // Both matrices of a low-rank product, in bfloat16 if `halves`, else in float32. `up` is stored by its
 // columns, [rank, outputs]; `start` is the column of y that the first output is added to.
 typedef struct {

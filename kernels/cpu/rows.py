@@ -5,14 +5,17 @@ input columns, O output rows, A tokens of an adapter.
 """
 
 from collections.abc import Iterable
-from functools import lru_cache
+from ctypes import CDLL
+from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from diffray.kernels import attention, norm
+from diffray.kernels import confidence as choices
 from diffray.kernels.attention import KVLayer, QKRotary
+from diffray.kernels.confidence import Confidence, Draw, Extremes
 from diffray.kernels.cpu.program import program
 from diffray.kernels.linear import linear
 from diffray.kernels.windows import Group, Windows
@@ -47,6 +50,38 @@ def linear_add_norm(
 ) -> tuple[Tensor, Tensor]:
     """Do the same as torch's kernel."""
     return add_norm(linear(x_TI, weight_OI), residual_TO, norm_O, eps)
+
+
+def confidence(
+    hidden_RH: Tensor,
+    head_VH: Tensor,
+    start: int,
+    forbidden: int,
+    gather_RK: Tensor,
+    draw: Draw | None,
+) -> Confidence:
+    """Do the same as torch's kernel."""
+    logits_RV = linear(hidden_RH, head_VH)
+    return confidence_of_logits(logits_RV, start, forbidden, gather_RK, draw)
+
+
+def confidence_of_logits(
+    logits_RV: Tensor, start: int, forbidden: int, gather_RK: Tensor, draw: Draw | None
+) -> Confidence:
+    """Do the same as torch's kernel."""
+    return choices.choose(logits_RV, start, forbidden, gather_RK, draw, extremes)
+
+
+def extremes(logits_RV: Tensor, forbidden: int | None) -> Extremes:
+    """Do the same as torch's kernel."""
+    if not _fits(logits_RV, 0) or logits_RV.numel() == 0:
+        return choices.extremes(logits_RV, forbidden)
+    library, (rows, size) = program(), logits_RV.shape
+    assert library is not None
+    found_2R, index_R = torch.empty(2, rows), torch.empty(rows, dtype=torch.long)
+    given = logits_RV.data_ptr(), rows, size, -1 if forbidden is None else forbidden
+    library.extremes(*given, found_2R.data_ptr(), index_R.data_ptr(), _threads(logits_RV))
+    return Extremes(found_2R[0], found_2R[1], index_R)
 
 
 def attend(
@@ -173,7 +208,12 @@ def _fits(x: Tensor, size: int) -> bool:
 def _lanes() -> int:
     """How many numbers a vector has; 0 where there is no program."""
     library = program()
-    return library.lanes_of_floats() if library is not None else 0
+    return 0 if library is None else _lanes_of(library)
+
+
+@cache
+def _lanes_of(library: CDLL) -> int:
+    return int(library.lanes_of_floats())
 
 
 def _threads(x: Tensor) -> int:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from diffray.components.batch import Batch, Window
-from diffray.kernels import attention, norm
+from diffray.kernels import attention, confidence, norm
 from diffray.kernels.attention import KVLayer, QKRotary
 from diffray.kernels.choose import CPU, TORCH, Kernels
+from diffray.kernels.confidence import Draw
 from diffray.kernels.cpu import rows
 from diffray.kernels.cpu.program import program
 
@@ -35,7 +36,8 @@ def never(*_: object, **__: object) -> Tensor:
 
 def only_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make torch's functions fail, so that no test passes by them."""
-    for module, name in ((norm, "rms_norm"), (norm, "add_norm"), (attention, "attend")):
+    functions = (norm, "rms_norm"), (norm, "add_norm"), (attention, "attend")
+    for module, name in (*functions, (confidence, "extremes")):
         monkeypatch.setattr(module, name, never)
 
 
@@ -128,6 +130,40 @@ def test_a_query_s_bits_depend_on_nothing_else(monkeypatch: pytest.MonkeyPatch) 
     case.pages_WP = torch.cat([case.pages_WP, torch.arange(30, 36)[None]])
     case.pools = torch.cat([case.pools, torch.randn(2, 6 * PAGE, 2, 64)], 1)
     assert torch.equal(case.run()[0][: len(together[0])], together[0])
+
+
+@pytest.mark.parametrize("size", [3, 64, 1003])
+@pytest.mark.parametrize("forbidden", [None, 2])
+def test_extremes_are_torch_s(
+    size: int, forbidden: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lowest of equal columns is found, in whole vectors and behind them."""
+    logits_RV = (torch.randn(20, size) * 2).round()
+    logits_RV[0, :], logits_RV[1, 0], logits_RV[2, -1] = 0.0, -torch.inf, 90.0
+    expected = confidence.extremes(logits_RV, forbidden)
+    before = logits_RV.clone()
+    only_here(monkeypatch)
+    lse_R, *best = rows.extremes(logits_RV, forbidden)
+    torch.testing.assert_close(lse_R, expected.logsumexp_R, rtol=1e-6, atol=1e-6)
+    assert all(map(torch.equal, best, expected[1:]))
+    assert torch.equal(logits_RV, before)
+    assert torch.equal(rows.extremes(logits_RV[5:6], forbidden).logsumexp_R, lse_R[5:6])
+
+
+def test_choices_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that draw do not draw the forbidden id either."""
+    logits_RV, gather_RK = torch.randn(6, 100), torch.tensor([[12, 90]] * 6)
+    logits_RV[:, 12] = 50.0
+    number_R = torch.arange(6)
+    draw = Draw(torch.tensor([0.0, 1.0] * 3), number_R, number_R, number_R)
+    given = logits_RV, 10, 22, gather_RK
+    for drawn in (None, draw):
+        expected = TORCH.confidence_of_logits(*given, drawn)
+        with monkeypatch.context() as patch:
+            only_here(patch)
+            found = CPU.confidence_of_logits(*given, drawn)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        assert 22 not in found.ids_R
 
 
 def test_for_other_devices_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,9 +74,9 @@ class LowRank:
 
     def add(self, y_TO: Tensor, x_TI: Tensor) -> Tensor:
         """Add to a product of the matrix; rows of other requests are not touched."""
-        for each in self.adapted:
-            deltas = self.deltas[each.lora][0]
-            if deltas.program.add(y_TO, x_TI, each.tokens_A):
+        for each in self._running.adapted:
+            deltas = self.deltas.get(each.lora, {}).get(0, ())
+            if not deltas or deltas.program.add(y_TO, x_TI, each.tokens_A):
                 continue
             x_AI = each.of(x_TI)
             for delta in deltas:

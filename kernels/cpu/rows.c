@@ -200,24 +200,37 @@ void extremes(const float *x, int64_t rows, int64_t size, int64_t forbidden, flo
   for (int64_t r = 0; r < rows; r++) row_extremes(x + r * size, size, forbidden, found + r, found + rows + r, index + r);
 }
 
-// Both matrices of a low-rank product, in bfloat16 if `halves`, else in float32. `up` is stored by its
-// columns, [rank, outputs]; `start` is the column of y that the first output is added to.
+// Both matrices of a low-rank product, in bfloat16 if `halves`, else in float32: the rows of `down`, then
+// `up` as [outputs / LANES, rank, LANES]. `start` is the column of y that the first output is added to.
 typedef struct {
-  const void *down, *up;
+  const void *weights;
   int64_t halves, rank, outputs, start;
 } LowRank;
 
-ALWAYS void add_part(const float *x, LowRank part, int halves, int64_t inputs, float *y) {
-  float middle[part.rank];
+#define TOGETHER 4  // rows that read the weights together
+
+ALWAYS void add_part(const float *const *x, float *const *y, int rows, LowRank part, int halves, int64_t inputs) {
+  float middle[part.rank][TOGETHER];
+  int64_t at = 0;
   for (int64_t r = 0; r < part.rank; r++) {
-    Floats sums = {0};
-    for (int64_t i = 0; i < inputs; i += LANES) sums += load(x + i) * load_weights(part.down, r * inputs + i, halves);
-    middle[r] = sum(sums);
+    Floats sums[TOGETHER] = {0}, others[TOGETHER] = {0};
+    int64_t i = 0;
+    for (; i + LANES < inputs; i += 2 * LANES) {
+      const Floats weights = load_weights(part.weights, at + i, halves), next = load_weights(part.weights, at + i + LANES, halves);
+      for (int t = 0; t < rows; t++) sums[t] += weights * load(x[t] + i), others[t] += next * load(x[t] + i + LANES);
+    }
+    if (i < inputs)
+      for (int t = 0; t < rows; t++) sums[t] += load_weights(part.weights, at + i, halves) * load(x[t] + i);
+    for (int t = 0; t < rows; t++) middle[r][t] = sum(sums[t] + others[t]);
+    at += inputs;
   }
-  for (int64_t i = 0; i < part.outputs; i += LANES) {
-    Floats sums = {0};
-    for (int64_t r = 0; r < part.rank; r++) sums += middle[r] * load_weights(part.up, r * part.outputs + i, halves);
-    store(y + part.start + i, load(y + part.start + i) + sums);
+  for (int64_t i = part.start; i < part.start + part.outputs; i += LANES) {
+    Floats sums[TOGETHER] = {0};
+    for (int64_t r = 0; r < part.rank; r++, at += LANES) {
+      const Floats weights = load_weights(part.weights, at, halves);
+      for (int t = 0; t < rows; t++) sums[t] += weights * middle[r][t];
+    }
+    for (int t = 0; t < rows; t++) store(y[t] + i, load(y[t] + i) + sums[t]);
   }
 }
 
@@ -225,10 +238,12 @@ ALWAYS void add_part(const float *x, LowRank part, int halves, int64_t inputs, f
 void add_low_rank(const float *x, const int64_t *tokens, int64_t rows, int64_t inputs, const LowRank *parts,
                   int64_t num_parts, float *y, int64_t outputs) {
   for (int64_t p = 0; p < num_parts; p++)
-    for (int64_t t = 0; t < rows; t++) {
-      const float *from = x + tokens[t] * inputs;
-      float *to = y + tokens[t] * outputs;
-      if (parts[p].halves) add_part(from, parts[p], 1, inputs, to);
-      else add_part(from, parts[p], 0, inputs, to);
+    for (int64_t t = 0; t < rows; t += TOGETHER) {
+      const float *from[TOGETHER];
+      float *to[TOGETHER];
+      const int64_t few = rows - t < TOGETHER ? rows - t : TOGETHER;
+      for (int64_t n = 0; n < few; n++) from[n] = x + tokens[t + n] * inputs, to[n] = y + tokens[t + n] * outputs;
+#define OF_ROWS(n) if (few == n) { if (parts[p].halves) add_part(from, to, n, parts[p], 1, inputs); else add_part(from, to, n, parts[p], 0, inputs); }
+      OF_ROWS(1) OF_ROWS(2) OF_ROWS(3) OF_ROWS(4)
     }
 }

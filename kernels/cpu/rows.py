@@ -156,20 +156,20 @@ class LowRankSum:
         self._kept, table = list[Tensor](), list[int]()
         self._products = 0  # for a row
         self.inputs = 0  # 0 where the program does not run
-        for *both, start in parts:
-            down_RI, up_RO = both
+        for down_RI, up_RO, start in parts:
             if not (_fits(down_RI, down_RI.shape[1]) and _fits(up_RO, up_RO.shape[1])):
                 return
-            narrow = [side.bfloat16() for side in both]
+            tiles = up_RO.unflatten(1, (-1, _lanes())).transpose(0, 1)
+            wide = torch.cat([down_RI.flatten(), tiles.flatten()])
+            narrow = wide.bfloat16()
             # Exact numbers of bfloat16 are read in it: half as much memory.
-            exact = all(map(torch.equal, (side.float() for side in narrow), both))
-            kept = narrow if exact else both
-            self._kept += kept
-            table += [*(side.data_ptr() for side in kept), int(exact), *up_RO.shape, start]
-            self._products += down_RI.numel() + up_RO.numel()
+            exact = torch.equal(narrow.float(), wide)
+            self._kept.append(narrow if exact else wide)
+            table += [self._kept[-1].data_ptr(), int(exact), *up_RO.shape, start]
+            self._products += wide.numel()
         self.inputs = down_RI.shape[1]
         self._table = torch.tensor(table)
-        self._parts = self._table.data_ptr(), len(table) // 6
+        self._parts = self._table.data_ptr(), len(self._kept)
 
     def add(self, y_TO: Tensor, x_TI: Tensor, tokens_A: Tensor) -> bool:
         """Return False where it cannot."""

@@ -20,6 +20,7 @@ DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in 
 _WEIGHTS_PER_THREAD = 8_000_000
 _OVERHEAD_OF_GPU = 256  # positions; not measured
 _OVERHEAD_OF_CALLS = 900_000_000  # positions times weights
+_OVERHEAD_IN_BLOCKS = 1_800_000_000
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # the numbers of malloc.h
 _KEPT = 64 << 20  # bytes kept at the end of the heap
 _CACHED = 1 << 18  # numbers that a core's cache holds
@@ -260,17 +261,19 @@ def with_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def overhead_positions(device: torch.device, weights: int) -> int:
+def overhead_positions(device: torch.device, weights: int, *, in_blocks: bool) -> int:
     """Return a forward's fixed time, as the number of positions it could run in that time.
 
     A GPU reads its weights in that time. A CPU multiplies about as fast as it reads, so the fixed
     time is that of the calls. On two cores with 100 M weights, 8 blocks of 4 positions took 4 times
     as long as one. With the 3.6 M of the demo models any number from 140 to 280 takes the same
-    time, so it is near the upper end, which saves the most forwards.
+    time, so it is near the upper end, which saves the most forwards. Positions cost half as much
+    with matrices in blocks of 4 bits, of which 134 M take 13 ms for a position, and 1 ms more for
+    each other one.
     """
     if device.type == "cuda":
         return _OVERHEAD_OF_GPU
-    return 1 + _OVERHEAD_OF_CALLS // max(weights, 1)
+    return 1 + (_OVERHEAD_IN_BLOCKS if in_blocks else _OVERHEAD_OF_CALLS) // max(weights, 1)
 
 
 def rows_at_a_time(values_RV: Tensor, width: int | None = None) -> int:

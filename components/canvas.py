@@ -13,6 +13,7 @@ prompt + max_tokens, where a suffix may follow; a block-causal canvas has no suf
 up to whole blocks unless it is fixed and encoded in pieces.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -82,6 +83,7 @@ class Canvas:
     context: int  # the most positions that it may have
     final: list[int] = field(init=False, default_factory=list)  # tokens of finished blocks
     num_drafts: int = field(init=False, default=0)  # on the device, behind the final tokens
+    overhead: float = field(init=False, default=math.inf)  # its share of a forward's, in positions
     prompt_len: int = field(init=False)
     anchor: int = field(init=False)
     limit: int = field(init=False)  # the end of the requested tokens

@@ -281,6 +281,12 @@ class Denoiser(nn.Module):
             self.output.pack()
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether the matrices of its layers are in blocks that a CPU multiplies as integers."""
+        matrices = (module for module in self.layers.modules() if isinstance(module, Weight))
+        return any(each.format is not None and each.kept.is_tiled for each in matrices)
+
+    @property
     def num_weights(self) -> int:
         """How many weights this rank has, whatever memory they take."""
         matrices = [module for module in self.modules() if isinstance(module, Weight)]

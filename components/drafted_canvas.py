@@ -1,10 +1,14 @@
 """A canvas whose blocks are drafts: a block starts where the tokens that were verified end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from diffray.components.canvas import Canvas, OpenBlock
+from diffray.components.speculation import Record, strided_pace
+
+_GUESS, _WEIGHT = 0.5, 1.0  # of how many drafts are right
+_KEPT = 0.97  # of what is known of them, after each forward
 
 
 @dataclass(eq=False)
@@ -13,8 +17,10 @@ class DraftedCanvas(Canvas):
 
     A block is run from the position before it, whose token is final but whose K/V are not. Blocks
     of a strided iteration begin with the drafts of the step before, which are not masked, and have
-    `block_length` positions more.
+    `block_length` positions more, or fewer if not so many drafts pay.
     """
+
+    accepted: Record = field(init=False, default_factory=Record)  # of a strided iteration's drafts
 
     def set_end(self, index: int) -> None:
         """Set where it ends: the last block may draft more than was asked for."""
@@ -30,10 +36,29 @@ class DraftedCanvas(Canvas):
     def place_of(self, index: int) -> tuple[int, int]:
         return index, self.num_blocks
 
+    def cut(self, block: OpenBlock, length: int) -> None:
+        """End a block after this many positions: its other drafts were wrong.
+
+        If none was, what a strided step wrote behind them are the next drafts.
+        """
+        whole = self.policy.iteration.strided and length > block.num_drafts
+        self.num_drafts = block.length - length if whole else 0
+        self.accepted.fade(_KEPT)
+        self.accepted.add(length - 1, min(length, block.num_drafts))
+        block.stop = block.start + length
+
+    def _own_length(self) -> int:
+        """Return how many positions a block has behind the drafts before it."""
+        most = self.policy.block_length
+        if not self.policy.iteration.strided:
+            return most
+        rate = self.accepted.over(_GUESS, _WEIGHT)
+        return max(range(1, most + 1), key=lambda n: strided_pace(n - 1, rate, self.overhead))
+
     def block_at(self, index: int) -> OpenBlock:
         start = self.prompt_len + len(self.final)
         # Drafts follow a token of the answer, so the first one is written alone.
-        length = self.num_drafts + self.policy.block_length if self.final else 1
+        length = self.num_drafts + self._own_length() if self.final else 1
         stop = max(min(start + length, self.blocks_stop), start)
         length = stop - start
         masked, drafts = torch.ones(length, dtype=torch.bool), max(length - 1, 0)

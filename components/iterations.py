@@ -153,7 +153,8 @@ class Introspective(Drafted):
 
     All attention is causal. A forward runs drafts and masks behind them: it shows what follows
     each draft, so those that are right are final, with the token after them; and if all are, the
-    masks' tokens are the next drafts. A block is the most tokens that a forward makes final.
+    masks' tokens are the next drafts. A block is the most tokens that a forward makes final; it is
+    shorter where not so many drafts pay.
     """
 
     strided: ClassVar[bool] = True

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diffray.components.canvas import Canvas, OpenBlock
 from diffray.components.copies import Copy
+from diffray.components.drafted_canvas import DraftedCanvas
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.images import Images
 from diffray.components.iterations import Renoise
@@ -178,14 +179,9 @@ class Sequence:
         return self.spec.first_shift if alone else self.spec.logit_shift
 
     def cut(self, length: int) -> None:
-        """End a block after this many positions: its other drafts were wrong.
-
-        If none was, what a strided step wrote behind them are the next drafts.
-        """
-        block = self.block
-        whole = self.policy.iteration.strided and length > block.num_drafts
-        self.canvas.num_drafts = block.length - length if whole else 0
-        block.stop = block.start + length
+        """End a block after this many positions: its other drafts were wrong."""
+        assert isinstance(self.canvas, DraftedCanvas), "no other canvas has drafts"
+        self.canvas.cut(self.block, length)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Split the final positions [start, stop) into the ranges that are encoded together."""

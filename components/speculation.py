@@ -5,6 +5,7 @@ The next forward runs the real canvas and the drafts, and a draft is right if th
 gives exactly the same canvas, as in FreeDave (arXiv 2510.00294).
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -88,3 +89,18 @@ class DraftAcceptance:
             record.add(right, checked)
             if done:
                 record.fade(kept)
+
+
+def strided_pace(drafts: int, rate: float, overhead: float) -> float:
+    """Return how many tokens a strided iteration writes in the time of a position.
+
+    A forward makes this many drafts, each of which is right with this chance if those before it
+    are. The next one verifies them and makes as many more, which are of use if all were right; else
+    one follows that has none to verify. `overhead` is a forward's fixed time.
+    """
+    verifying = 1 / (1 - min(rate, SUREST) ** drafts) if drafts else 0.0  # forwards per other one
+    right = sum(rate**ahead for ahead in range(1, drafts + 1))
+    tokens = 1 + verifying * (1 + right)
+    if math.isinf(overhead):
+        return tokens / (1 + verifying)
+    return tokens / (overhead + drafts + 1 + verifying * (overhead + 2 * drafts + 1))

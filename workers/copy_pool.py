@@ -31,12 +31,16 @@ class CopyPool:
         self.running: dict[Sequence, int] = {}  # how many of them may run
         self._records: dict[tuple[Decoder, bool], Record] = {}  # by decoder, and whether greedy
 
-    def allot(self, sequences: Items[Sequence]) -> bool:
+    def allot(self, sequences: Items[Sequence], *, waiting: bool = False) -> bool:
         """Give each sequence as many drafts or branches as pay while these sequences run together.
 
         If too little is known of how often drafts are right, one is made and checked but not run.
-        Returns whether any sequence's copies change.
+        While other requests wait for memory there are no copies. Returns whether any sequence's
+        copies change.
         """
+        for sequence in sequences:
+            sequence.canvas.overhead = self.overhead / len(sequences)
+        sequences = [] if waiting else sequences
         for sequence in sequences:
             if sequence.policy.speculation is not None and sequence.block.step == 0:
                 sequence.acceptance.begin(self._record(sequence))

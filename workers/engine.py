@@ -234,7 +234,7 @@ class Engine:
     # The plan that rounds share.
 
     def _plan(self, denoising: list[Sequence]) -> BatchPlan:
-        changed = self.copies.allot([] if self.waiting else denoising)
+        changed = self.copies.allot(denoising, waiting=bool(self.waiting))
         if changed or self._batch_plan is None or self._batch_plan.sequences != denoising:
             self._drop_plan()
             self._batch_plan = BatchPlan(

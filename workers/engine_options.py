@@ -149,8 +149,8 @@ class EngineOptions(Config):
         None,
         ge=0,
         description="The fixed cost of a forward, as a number of positions: the larger it is, the "
-        "more drafts speculation runs; 0: no drafts, and no branches of `lopa`. Default: by device "
-        "and model.",
+        "more drafts speculation and `introspective` run; 0: no drafts, and no branches of `lopa`. "
+        "Default: by device and model.",
     )
     cpu_threads: int | None = Field(
         None,

@@ -171,7 +171,8 @@ def engine_of(
     if loaded.device.type == "cpu" and setup.cpu_threads is None:
         # Ranks must split sums alike.
         threads = mesh.smallest("threads", min(threads_for(weights), torch.get_num_threads()))
-    overhead = mesh.smallest("draft_overhead", overhead_positions(loaded.device, weights))
+    overhead = overhead_positions(loaded.device, weights, in_blocks=loaded.in_blocks)
+    overhead = mesh.smallest("draft_overhead", overhead)
     return Engine(
         loaded,
         kv,

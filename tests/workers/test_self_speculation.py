@@ -1,5 +1,6 @@
 """Verified drafts are what the autoregressive mode writes, whatever a request asks for."""
 
+import math
 import random
 from functools import cache, partial
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import pytest
 
 from benchmarks.golden import EOS, MASK, cases_of
+from diffray.components.drafted_canvas import DraftedCanvas
 from diffray.components.mesh import Mesh
 from diffray.components.params import SamplingParams
+from diffray.components.speculation import strided_pace
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.messages import Request
@@ -149,6 +152,67 @@ def test_interrupted_equals_uninterrupted(name: str) -> None:
     parts = cut_and_resume(another, asked, 1, [9, 14])
     for each in asked:
         assert written(parts, each.uid) == written(whole, each.uid)
+
+
+def canvas_in_blocks(length: int) -> DraftedCanvas:
+    params = SamplingParams(max_tokens=100, diffusion={"block_length": length})
+    canvas = engine("idlm").check(Request(0, (1, 2), params)).canvas
+    assert isinstance(canvas, DraftedCanvas)
+    return canvas
+
+
+def drafts_of(canvas: DraftedCanvas, chance: float, forwards: int) -> tuple[int, int, int]:
+    """Run forwards whose drafts are right by chance; return what they drafted, ran and wrote."""
+    rng, made, ran, wrote = random.Random(1), 0, 0, 0
+    for _ in range(forwards):
+        canvas.final = [5]
+        block = canvas.block_at(0)
+        right = 0
+        while right < block.num_drafts and rng.random() < chance:
+            right += 1
+        made, ran = made + block.length - 1 - block.num_drafts, ran + block.length
+        wrote += right + 1
+        canvas.cut(block, right + 1)
+    return made, ran, wrote
+
+
+@pytest.mark.parametrize(
+    ("chance", "overhead", "least", "most"),
+    [
+        (0.9, 14, 1.6, 2.0),
+        (0.1, 14, 0.0, 0.25),  # tried again now and then
+        (0.9, 0, 0.0, 0.0),
+        (0.6, 2, 0.0, 0.1),  # in a batch of seven
+        (0.3, math.inf, 2.0, 2.0),
+    ],
+)
+def test_as_many_drafts_are_made_as_pay(
+    chance: float, overhead: float, least: float, most: float
+) -> None:
+    canvas = canvas_in_blocks(3)
+    canvas.overhead = overhead
+    made, _, _ = drafts_of(canvas, chance, 4000)
+    assert least <= made / 4000 <= most
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.6, 0.85])
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_the_pace_of_drafts_is_foreseen(chance: float, length: int) -> None:
+    canvas = canvas_in_blocks(length)
+    _, ran, wrote = drafts_of(canvas, chance, 20_000)
+    expected = wrote / (7 * 20_000 + ran)
+    assert strided_pace(length - 1, chance, 7) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("overhead", [0, 10_000])
+def test_a_batch_drafts_less_and_writes_the_same(overhead: int) -> None:
+    """Which forwards draft depends on the batch, and no token does."""
+    asked = requests("idlm", 12, drafted=True)
+    expected = updates_of(engine("idlm"), asked, 1)
+    other = engine("idlm", draft_overhead=overhead)
+    found = updates_of(other, asked, 1)
+    assert [written(found, n) for n in range(12)] == [written(expected, n) for n in range(12)]
+    assert (max(len(update.ids) for update in found) == 1) == (overhead == 0)
 
 
 def run_on_rank(mesh: Mesh, name: str) -> dict[int, list[int]]:

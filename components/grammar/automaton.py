@@ -32,7 +32,7 @@ class Automaton:
     member_SC: np.ndarray  # which classes a set has; the last row and column are empty
     set_QD: np.ndarray
     next_QD: np.ndarray
-    distance_Q: np.ndarray  # the fewest tokens from a state to the end
+    distance_Q: np.ndarray  # the fewest tokens from a state to the end; 0 where it may be cut
     # How deep its texts nest the rules of a context-free grammar; None if it accepts all texts.
     depth: int | None = None
 
@@ -68,7 +68,18 @@ class Automaton:
         live_C = np.zeros(none + 1, dtype=bool)
         live_C[class_V] = True
         live_S = np.asarray((self.member_SC & live_C).any(1))
-        return replace(self, class_V=class_V, distance_Q=_distances(self, live_S))
+        distance_Q = _distances(self, live_S)
+        distance_Q[(self.distance_Q == 0) & (distance_Q < UNREACHABLE)] = 0
+        return replace(self, class_V=class_V, distance_Q=distance_Q)
+
+    def cut_at_first(self) -> "Automaton":
+        """Return the same, whose texts may be cut as long as they could have ended so far."""
+        found, queue = self.distance_Q.copy(), [0]
+        for state in queue:
+            if found[state] == 1:
+                found[state] = 0
+                queue += self.next_QD[state].tolist()
+        return replace(self, distance_Q=found)
 
     def to_bytes(self) -> bytes:
         """Return the automaton, compressed; a vocabulary has long runs of one class."""

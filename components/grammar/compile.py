@@ -65,13 +65,20 @@ class Grammars:
         With a `slot_length` it is the template of their pinned canvas.
         """
         if slot_length is None:
-            is_grammar = outputs.grammar is not None
-            how = compile_grammar if is_grammar else compile_regex
+            kind, how = self._how(outputs)
             text = outputs.grammar or outputs.pattern
-            key = f"{'grammar' if is_grammar else 'regex'} {text}"
+            key = f"{kind} {text}"
             return self._kept(key, lambda: self._on_disk(key, how, text))
         key = f"{slot_length} {outputs.model_dump_json()}"
         return self._kept(key, lambda: self._lay_out(outputs, slot_length).to_bytes())
+
+    @staticmethod
+    def _how(outputs: StructuredOutputs) -> tuple[str, How]:
+        if outputs.grammar is not None:
+            return "grammar", compile_grammar
+        if outputs.tool_calls is not None and outputs.tool_calls.text:
+            return "text", compile_text
+        return "regex", compile_regex
 
     def prepare(self) -> None:
         """Do the one-time work that the first request would wait for."""
@@ -148,6 +155,13 @@ def compile_regex(
 ) -> Automaton:
     """Return the automaton of the texts that match as a whole; InvalidField if there is none."""
     return _over_tokens(*over_bytes(regex), vocabulary, end_ids, vocab_size)
+
+
+def compile_text(
+    regex: str, vocabulary: Vocabulary, end_ids: Collection[int], vocab_size: int
+) -> Automaton:
+    """Return the automaton of texts that may be cut by a limit before they call functions."""
+    return compile_regex(regex, vocabulary, end_ids, vocab_size).cut_at_first()
 
 
 def compile_grammar(

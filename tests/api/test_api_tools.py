@@ -119,7 +119,12 @@ async def test_a_model_that_may_call_does(
     automaton = Automaton.from_bytes(engine.requests[-1][0].grammar)
     for text in (said, CALL, "No.", f"So: {CALL}\n{CALL}"):
         state = automaton.follow(0, TOKENIZER.encode(text))
-        assert automaton.distance_Q[state] == 1, "it may end there"
+        assert automaton.distance_Q[state] == (OPEN in text), "it may end there, or be cut"
+    within = automaton.follow(0, TOKENIZER.encode(CALL[:-4]))
+    assert automaton.distance_Q[within] == 5, "a call ends"
+    assert (
+        automaton.without(frozenset(TOKENIZER.encode("~"))).distance_Q == automaton.distance_Q
+    ).all()
 
 
 @pytest.mark.parametrize(
@@ -168,3 +173,12 @@ def test_pieces_do_not_change_what_is_found() -> None:
         assert [part.text for part in found if part.kind == "name"] == ["get_weather"] * 2
         made = "".join(part.text for part in found if part.kind == "arguments")
         assert made == arguments * 2
+
+
+@pytest.mark.parametrize("asked_for", [{}, {"temperature": 1, "seed": 2}])
+def test_a_text_is_cut_by_its_limit(demo: Service, asked_for: dict[str, Any]) -> None:
+    """It has as many tokens as without tools: no end is forced."""
+    body = {"messages": [{"role": "user", "content": "What is 27 + 5?"}], "max_tokens": 2}
+    whole, plain = asked(demo, body | asked_for, body | asked_for | {"tool_choice": "none"})
+    assert whole["finish_reason"] == plain["finish_reason"] == "length"
+    assert whole["message"]["content"] == plain["message"]["content"] != ""

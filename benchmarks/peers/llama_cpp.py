@@ -8,142 +8,28 @@
 
 Each side runs in a process of its own with one thread: a prompt for every sequence of a batch, then
 greedy tokens, whose time counts. Of demo-chat also without drafts, one token after the other.
-llama.cpp is called through ctypes, without its headers: what is passed by value is larger than its
-own structures, which is harmless for a last argument.
 """
 
 import argparse
-import ctypes
 import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks import paired
+from benchmarks.peers.llama_cpp_library import PEER, LlamaCpp, alone
 from benchmarks.peers.table import OURS, System, compare
 from diffray.cluster.cli.datasets import read_rows
 from diffray.cluster.frontend.text import Tokenizer
 from diffray.components.checkpoints.demos import CHAT, smollm2
 from diffray.components.checkpoints.folder import resolve
 
-PEER: Final = "llama.cpp"
 ONE_BY_ONE: Final = f"{OURS}, one token at a time"
 PROMPT: Final = 64  # tokens
 Prompts = list[list[int]]
 Answered = tuple[float, list[list[int]], int]  # seconds, tokens of each sequence, steps
-
-
-class Params(ctypes.Structure):
-    """llama_model_params, or llama_context_params, which begins with these."""
-
-    _fields_ = [
-        ("n_ctx", ctypes.c_uint32),
-        ("n_batch", ctypes.c_uint32),
-        ("n_ubatch", ctypes.c_uint32),
-        ("n_seq_max", ctypes.c_uint32),
-        ("others", ctypes.c_uint32 * 124),
-    ]
-
-
-class Batch(ctypes.Structure):
-    """llama_batch."""
-
-    _fields_ = [
-        ("n_tokens", ctypes.c_int32),
-        ("token", ctypes.POINTER(ctypes.c_int32)),
-        ("embd", ctypes.c_void_p),
-        ("pos", ctypes.POINTER(ctypes.c_int32)),
-        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
-        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
-        ("logits", ctypes.POINTER(ctypes.c_int8)),
-    ]
-
-
-class LlamaCpp:
-    """A model of llama.cpp, and a context with some sequences."""
-
-    def __init__(self, folder: Path, model: str) -> None:
-        libraries = {}
-        for name in ("ggml-base", "ggml", "llama"):
-            (file,) = {each.resolve() for each in folder.glob(f"lib{name}.*so*")}
-            libraries[name] = ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
-        libraries["ggml"].ggml_backend_load_all_from_path(str(folder).encode())
-        self.api: Any = libraries["llama"]
-        self.quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(
-            lambda level, text, data: None
-        )
-        self._declare()
-        self.api.llama_log_set(self.quiet, None)
-        self.api.llama_backend_init()
-        self.model = self.api.llama_model_load_from_file(
-            model.encode(), self.api.llama_model_default_params()
-        )
-        self.vocab = self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(self.model))
-        self.context: int | None = None
-
-    def read(self, prompts: list[list[int]], tokens: int) -> list[int]:
-        """Read prompts in a new context; return the first token after each."""
-        if self.context is not None:
-            self.api.llama_free(self.context)
-        params = self.api.llama_context_default_params()
-        params.n_seq_max = len(prompts)
-        params.n_ctx = len(prompts) * (max(map(len, prompts)) + tokens + 256)
-        self.context = self.api.llama_init_from_model(self.model, params)
-        self.api.llama_set_n_threads(self.context, 1, 1)
-        self.at, self.last = [len(prompt) for prompt in prompts], list[int]()
-        for number, prompt in enumerate(prompts):
-            self._decode(
-                [(token, at, number) for at, token in enumerate(prompt)], {len(prompt) - 1}
-            )
-            self.last.append(self._best(len(prompt) - 1))
-        return self.last
-
-    def _declare(self) -> None:
-        pointer, api = ctypes.c_void_p, self.api
-        api.llama_model_default_params.restype = api.llama_context_default_params.restype = Params
-        for name, *arguments in (
-            ("llama_model_load_from_file", ctypes.c_char_p, Params),
-            ("llama_init_from_model", pointer, Params),
-            ("llama_model_get_vocab", pointer),
-        ):
-            function = getattr(api, name)
-            function.restype, function.argtypes = pointer, arguments
-        api.llama_vocab_n_tokens.argtypes = [pointer]
-        api.llama_free.argtypes = [pointer]
-        api.llama_set_n_threads.argtypes = [pointer, ctypes.c_int32, ctypes.c_int32]
-        api.llama_batch_init.restype = Batch
-        api.llama_batch_free.argtypes = [Batch]
-        api.llama_decode.argtypes = [pointer, Batch]
-        api.llama_get_logits_ith.argtypes = [pointer, ctypes.c_int32]
-        api.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
-
-    def step(self) -> list[int]:
-        rows = range(len(self.last))
-        self._decode([(self.last[row], self.at[row], row) for row in rows], {*rows})
-        self.at = [at + 1 for at in self.at]
-        self.last = [self._best(row) for row in rows]
-        return self.last
-
-    def _decode(self, tokens: list[tuple[int, int, int]], read: Container[int]) -> None:
-        batch = self.api.llama_batch_init(len(tokens), 0, 1)
-        batch.n_tokens = len(tokens)
-        for i, (token, position, sequence) in enumerate(tokens):
-            batch.token[i], batch.pos[i] = token, position
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
-            batch.logits[i] = i in read
-        assert self.api.llama_decode(self.context, batch) == 0, "llama_decode failed"
-        self.api.llama_batch_free(batch)
-
-    def _best(self, row: int) -> int:
-        import numpy
-
-        logits = self.api.llama_get_logits_ith(self.context, row)
-        return int(numpy.ctypeslib.as_array(logits, (self.vocab,)).argmax())
 
 
 def theirs(args: argparse.Namespace, groups: list[Prompts], end: int | None) -> Iterator[Answered]:
@@ -185,14 +71,9 @@ def ours(args: argparse.Namespace, groups: list[Prompts], end: int | None) -> It
 
 def turn(args: argparse.Namespace, side: str, batch: int, _: int) -> paired.Turn:
     """Run a side in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.peers.llama_cpp", args.model, "--side", side]
-    command += ["--library", str(args.library), "--batch", str(batch), "--tokens", str(args.tokens)]
-    command += ["--prompts", str(args.prompts)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    made = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if made.returncode:
-        raise RuntimeError(f"{side}: {made.stderr[-400:]}")
-    return paired.Turn(*json.loads(made.stdout.splitlines()[-1]))
+    words = [args.model, "--library", str(args.library), "--batch", str(batch)]
+    words += ["--tokens", str(args.tokens), "--prompts", str(args.prompts)]
+    return alone("benchmarks.peers.llama_cpp", side, words)
 
 
 def run_side(args: argparse.Namespace) -> None:

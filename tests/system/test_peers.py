@@ -2,22 +2,28 @@
 
 import json
 import sys
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from numpy import float32
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks import load, paired
 from benchmarks.peers import __main__ as peers
-from benchmarks.peers import servers
+from benchmarks.peers import llama_cpp_llada, servers
 from benchmarks.peers.offline import BLOCK_LENGTH, gen_length
 from benchmarks.peers.process import block_causal
 from benchmarks.peers.table import System, table
+from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.policy import DiffusionParams
 from tests.helpers.fake_endpoint import Answer, Asked, fake_endpoint
+from tests.helpers.paths import GOLDEN
+from tests.helpers.tiny_checkpoints import full_forward
 
 
 @pytest.mark.parametrize(
@@ -47,6 +53,25 @@ def test_all_get_the_same_greedy_request_and_the_first_decodes_as_the_peers_do()
     assert same.decoder == cached.decoder
     assert same.cache is not None and same.cache.kind == "none"
     assert found["dlmserve"] == {"num_denoising_steps": 16, "block_length": 64}
+
+
+def test_llama_cpp_gets_the_same_weights_and_its_sampler_decodes_as_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checkpoint, file = GOLDEN / "llada", tmp_path / "a.gguf"
+    llama_cpp_llada.write_gguf(checkpoint, file, "f32")
+    model = load_model(file, dtype="float32", device="cpu")
+
+    def look(ids: list[int], first: int) -> NDArray[float32]:
+        return full_forward(model, ids)[first:].numpy()
+
+    args = Namespace(side="diffray", prompt=9, tokens=16, steps=5)
+    turn = llama_cpp_llada.ours(args, checkpoint)
+    _, prompt = llama_cpp_llada.prompts(args.prompt)
+    mask = json.loads((checkpoint / "config.json").read_text())["mask_token_id"]
+    assert turn.rows == [llama_cpp_llada.denoise(look, prompt, args.tokens, args.steps, mask)]
+    assert turn.forwards == [args.steps]
 
 
 def test_answers_of_another_length_are_refused() -> None:

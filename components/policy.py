@@ -159,7 +159,7 @@ class DiffusionParams(PolicyPart):
     cfg_scale: float = Field(
         0.0, ge=0, description="Classifier-free guidance, as LLaDA's sampler defines it."
     )
-    speculation: Verify | None = Field(
+    speculation: Annotated[Verify, OrKind()] | None = Field(
         None,
         description="Run several denoising steps in one forward where they can be predicted; "
         "tokens stay the same. Default: off.",
@@ -230,6 +230,13 @@ class Policy:
     def shares_prefixes(self) -> bool:
         """Whether the K/V of final tokens depend only on those before them, and can be shared."""
         return self.cache.keeps_prefix and not self.pieces and self.cfg_scale == 0
+
+    @staticmethod
+    def check_default(default: DiffusionParams, spec: ModelSpec) -> None:
+        try:
+            Policy.resolve(DiffusionParams().over(default), spec)
+        except InvalidField as error:
+            raise ValueError(f"diffusion: the default does not fit: {error}") from None
 
     @staticmethod
     def resolve(

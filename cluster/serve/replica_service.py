@@ -17,8 +17,7 @@ from diffray.cluster.serve.replicas import Replicas
 from diffray.components.checkpoints.demos import description, examples
 from diffray.components.checkpoints.folder import resolve
 from diffray.components.checkpoints.update import check_folder
-from diffray.components.config import InvalidField
-from diffray.components.policy import DiffusionParams, Policy
+from diffray.components.policy import Policy
 from diffray.workers.adapters import LoadedAdapters
 
 
@@ -44,9 +43,9 @@ async def service_of(
             "share K/V; leave it out"
         )
     try:
-        Policy.resolve(DiffusionParams().over(config.diffusion), limits.spec)
-    except InvalidField as error:
-        raise EngineFailed(f"diffusion: the default does not fit this model: {error}") from None
+        Policy.check_default(config.diffusion, limits.spec)
+    except ValueError as error:
+        raise EngineFailed(str(error)) from None
     own = context.replica_id.unique_id
     replicas = Replicas(DeploymentHandle(context.deployment, context.app_name))
     check = partial(check_folder, path, options.dtype)

@@ -153,6 +153,9 @@ async def test_what_is_wrong_is_refused_when_it_is_submitted() -> None:
             assert not isinstance(refused.value, ApiError) or refused.value.status == 400
     with pytest.raises(ValueError, match="unknown option 'max_num_seq'"):
         AsyncDiffusionLLM("demo", max_num_seq=3)  # type: ignore[call-arg]
+    misfit = AsyncDiffusionLLM("demo", diffusion={"cache": "exact"}, **OPTIONS)
+    with pytest.raises(ValueError, match="the default does not fit: cache 'exact'"):
+        await misfit.start()
     handle: Any = object()
     with pytest.raises(ValueError, match="own options; leave out max_num_seqs, diffusion"):
         AsyncDiffusionLLM(handle, max_num_seqs=3, diffusion={"block_length": 8})

@@ -83,6 +83,11 @@ def test_graphs_are_for_the_blocks_of_the_default_policy(
     assert [options.graph_block_length for options in built] == [length, 16]
 
 
+def test_a_default_policy_that_does_not_fit_is_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="the default does not fit: iteration 'autoregressive'"):
+        DiffusionLLM("demo", diffusion={"iteration": "autoregressive"}, device="cpu")
+
+
 def test_the_same_memory_holds_more_positions_of_few_bits() -> None:
     pages = {}
     for name in ("auto", "int8", "uint4"):

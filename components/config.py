@@ -124,19 +124,18 @@ class PolicyPart(Config):
 
 
 class OrKind:
-    """An annotation of a union: the name of a kind stands for that kind with its defaults."""
+    """An annotation of parts: the name of a kind stands for that kind with its defaults."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
+        self._kinds = kinds(source)
         return no_info_before_validator_function(_spelt_out, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        union = handler(schema)
-        kinds = [*union["discriminator"]["mapping"]]
-        return {"anyOf": [union, {"type": "string", "enum": kinds}]}
+        return {"anyOf": [handler(schema), {"type": "string", "enum": self._kinds}]}
 
 
 def _spelt_out(given: Any) -> Any:
@@ -176,7 +175,8 @@ def sentence(mistake: ErrorDetails, names: Mapping[str, str] | None = None) -> s
         case "union_tag_invalid":
             return prefix + _wrong_kind(mistake["ctx"])
         case "value_error" | "no_kind" | "unknown_option":
-            return prefix + mistake["msg"].removeprefix("Value error, ")
+            said = mistake["msg"].removeprefix("Value error, ")
+            return said if loc and said.startswith(f"{loc[-1]} is ") else prefix + said
         case _:
             return f"{prefix}{mistake['msg']}{_shown(mistake['input'])}"
 

@@ -11,8 +11,8 @@ from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.policy import IN_DIFFUSION, DiffusionParams
 
 NO_PROMPT_LOGPROBS: Final = (
-    "leave it out: a diffusion model gives a token of the prompt a probability only where it is "
-    "masked, so each would take a forward of its own"
+    "leave it out: a prompt's tokens have no log-probabilities here (a diffusion model would take "
+    "a forward for each)"
 )
 COLDEST: Final = 1e-5  # temperature; below it sampling is greedy, as in vLLM
 

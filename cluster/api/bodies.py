@@ -336,7 +336,7 @@ class CompletionBody(GenerationBody):
     def _fits_together(self) -> Self:
         if self.echo and self.logprobs is not None:
             raise invalid(
-                "echo does not go with logprobs: a prompt's tokens have none in a diffusion model",
+                "echo does not go with logprobs: a prompt's tokens have none here",
                 "echo",
             )
         if len(self.prompt) * self.n > _MOST_CHOICES:

@@ -11,6 +11,7 @@ import torch
 from pydantic import Field, field_validator
 
 from diffray import SamplingParams
+from diffray.components.caches.dual import Dual
 from diffray.components.config import UNIONS, Config, InvalidField
 from diffray.components.decoders.factor import Factor
 from diffray.components.decoders.sequential import Sequential
@@ -19,6 +20,7 @@ from diffray.components.decoders.whole_slots import WholeSlots
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import choose_build
 from diffray.components.policy import DiffusionParams, Policy, accepted_by
+from diffray.components.speculation import Verify
 from tests.helpers.paths import GOLDEN
 from tests.helpers.toy import toy_spec
 
@@ -42,7 +44,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [  # the field, and what else 
     ({"temprature": 1}, "temprature", "did you mean 'temperature'? Allowed: n,"),
     ({"temperature" * 10_000: 1}, "temperature" * 10_000, "allowed: n, max_tokens,"),
     ({"length_penalty": 1}, "length_penalty", "unknown option"),
-    ({"prompt_logprobs": 0}, "prompt_logprobs", "leave it out: a diffusion"),
+    ({"prompt_logprobs": 0}, "prompt_logprobs", "leave it out: a prompt's tokens"),
     ({"steps": 8}, "steps", '{"decoder": {"kind": "fixed", "steps": ...}}'),
     ({"max_new_tokens": 8}, "max_new_tokens", "write max_tokens"),
     ({"gen_length": 8}, "gen_length", "write max_tokens"),
@@ -164,6 +166,11 @@ def test_what_a_request_leaves_out_is_the_servers_then_the_models() -> None:
     assert (policy.block_length, policy.decoder) == (16, Factor())
     merged = DiffusionParams(block_length=8).over(server)
     assert (merged.block_length, merged.cfg_scale) == (8, 1.5)
+
+
+def test_the_name_of_a_part_stands_for_it() -> None:
+    named = DiffusionParams(speculation="verify", cache="dual")  # type: ignore[arg-type]
+    assert named == DiffusionParams(speculation=Verify(), cache=Dual())
 
 
 def test_a_default_decoder_of_pinned_canvases_is_for_those_alone() -> None:

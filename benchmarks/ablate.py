@@ -196,9 +196,18 @@ def table(args: argparse.Namespace) -> str:
 
 
 def slowest(own: Sequence[Turn], base: Sequence[Turn]) -> float:
-    """Return the largest ratio of the seconds of the same requests, of those that ran together."""
-    pairs = zip(own[-1].parts, base[-1].parts, strict=False)
+    """Return the largest ratio of the seconds of the same requests, of those that ran together.
+
+    Where turns have the same prompts, a request's seconds are the least of them.
+    """
+    pairs = zip(least(own), least(base), strict=False)
     return max(mine / first for mine, first in pairs)
+
+
+def least(turns: Sequence[Turn]) -> list[float]:
+    """Return the least seconds of what ran together, of the turns with the last one's answers."""
+    same = [turn.parts for turn in turns if turn.rows == turns[-1].rows]
+    return [min(parts) for parts in zip(*same, strict=True)]
 
 
 def columns(records: bool) -> Iterator[paired.Column[Turn]]:

@@ -1,6 +1,7 @@
 """What `diffray doctor` checks on this machine, and how to fix what is wrong."""
 
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from diffray.components.checkpoints.info import describe
 from diffray.components.container import available_memory, usable_cores
 from diffray.components.models.registry import runs_on_torch_alone
 from diffray.kernels.choose import obstacle
+from diffray.kernels.cpu.program import program
 
 _LEAST_SHARED = 2**30  # bytes of shared memory: containers have 64 MiB by default
 # Those most useful to torch come first.
@@ -85,14 +87,24 @@ def gpu(ranks: int = 1) -> Check:
 
 def kernels(model: str, requested: str, device: torch.device, dtype: torch.dtype) -> Check:
     """Report whose kernels run; `doctor` checks Triton's afterwards."""
-    if device.type == "cpu" and requested != "triton":
-        return Check("kernels", "torch's; there is no GPU to check Triton's on")
+    if device.type == "cpu" and requested == "auto":
+        return programs()
     if requested == "torch" or runs_on_torch_alone(read_config(resolve(model))):
         return Check("kernels", "torch's")
     if (why_not := obstacle(device, dtype)) is not None:
         fix = f"Triton's kernels cannot be used ({why_not}); --kernels torch skips them"
         return Check("kernels", "torch's only", fix)
     return Check("kernels", "Triton's")
+
+
+def programs() -> Check:
+    """Compile the programs in C that replace torch's functions on a CPU."""
+    vectors = torch.backends.cpu.get_cpu_capability()
+    if program() is not None:
+        return Check("kernels", f"in C for {vectors}, else torch's")
+    if vectors.startswith("AVX") and platform.machine() == "x86_64":
+        return Check("kernels", "torch's, which are slower: no C compiler works (CC, or gcc)")
+    return Check("kernels", "torch's")
 
 
 def compiler() -> Check:

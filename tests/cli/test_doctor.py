@@ -23,11 +23,13 @@ from diffray.cluster.cli.main import app
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.info import describe
 from diffray.kernels import choose
+from diffray.kernels.cpu.program import program
 from diffray.workers.bring_up.findings import Findings
 from tests.helpers.paths import GOLDEN
 from tests.helpers.quantized import weights_of
 
 CPU = torch.device("cpu")
+HERE = torch.backends.cpu.get_cpu_capability()
 
 
 def run(*words: str) -> tuple[int, str, str]:
@@ -65,7 +67,18 @@ def test_json_has_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [check["name"] for check in found["checks"]] == NAMES
     assert found["checks"][-1] == {"name": "shared memory", "found": "none", "fix": "mount more"}
     assert found["refused"] == {} and found["failed"] == ""
-    assert "\"torch's; there is no GPU to check Triton's on\"" in message
+
+
+@pytest.mark.skipif(not HERE.startswith("AVX"), reason="this processor has no AVX2")
+def test_programs_in_c_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = "demo", "auto", CPU, torch.float32
+    program.cache_clear()
+    assert kernels(*asked) == Check("kernels", f"in C for {HERE}, else torch's")
+    assert kernels("demo", "torch", CPU, torch.float32).found == "torch's"
+    program.cache_clear()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert "no C compiler works" in kernels(*asked).found
+    program.cache_clear()
 
 
 @pytest.mark.skipif("DIFFRAY_TEST_AUTO" in os.environ, reason="the favoured dtype is simulated")

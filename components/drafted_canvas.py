@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from diffray.components.canvas import Canvas, OpenBlock
-from diffray.components.speculation import Record, strided_pace
+from diffray.components.speculation import Record, strided_drafts
 
 _GUESS, _WEIGHT = 0.5, 1.0  # of how many drafts are right
 _KEPT = 0.97  # of what is known of them, after each forward
@@ -47,20 +47,20 @@ class DraftedCanvas(Canvas):
         self.accepted.add(length - 1, min(length, block.num_drafts))
         block.stop = block.start + length
 
-    def _own_length(self) -> int:
+    def _own_length(self, room: int) -> int:
         """Return how many positions a block has behind the drafts before it."""
-        most = self.policy.block_length
+        most = min(self.policy.block_length, room)
         if not self.policy.iteration.strided:
             return most
         rate = self.accepted.over(_GUESS, _WEIGHT)
-        return max(range(1, most + 1), key=lambda n: strided_pace(n - 1, rate, self.overhead))
+        return strided_drafts(most - 1, rate, self.overhead) + 1
 
     def block_at(self, index: int) -> OpenBlock:
         start = self.prompt_len + len(self.final)
         # Drafts follow a token of the answer, so the first one is written alone.
-        length = self.num_drafts + self._own_length() if self.final else 1
-        stop = max(min(start + length, self.blocks_stop), start)
-        length = stop - start
+        room = max(self.blocks_stop - start, 0)
+        length = min(self.num_drafts + self._own_length(room), room) if self.final else min(1, room)
+        stop = start + length
         masked, drafts = torch.ones(length, dtype=torch.bool), max(length - 1, 0)
         if self.policy.iteration.strided:
             drafts = min(drafts, self.num_drafts)

@@ -91,6 +91,16 @@ class DraftAcceptance:
                 record.fade(kept)
 
 
+def strided_drafts(most: int, rate: float, overhead: float) -> int:
+    """Return how many drafts a forward of a strided iteration makes: more as long as more pay."""
+    drafts = 0
+    while drafts < most and strided_pace(drafts, rate, overhead) < strided_pace(
+        drafts + 1, rate, overhead
+    ):
+        drafts += 1
+    return drafts
+
+
 def strided_pace(drafts: int, rate: float, overhead: float) -> float:
     """Return how many tokens a strided iteration writes in the time of a position.
 
@@ -98,8 +108,9 @@ def strided_pace(drafts: int, rate: float, overhead: float) -> float:
     are. The next one verifies them and makes as many more, which are of use if all were right; else
     one follows that has none to verify. `overhead` is a forward's fixed time.
     """
-    verifying = 1 / (1 - min(rate, SUREST) ** drafts) if drafts else 0.0  # forwards per other one
-    right = sum(rate**ahead for ahead in range(1, drafts + 1))
+    rate = min(rate, SUREST)
+    verifying = 1 / (1 - rate**drafts) if drafts else 0.0  # forwards per other one
+    right = rate * (1 - rate**drafts) / (1 - rate)
     tokens = 1 + verifying * (1 + right)
     if math.isinf(overhead):
         return tokens / (1 + verifying)

@@ -38,7 +38,7 @@ ASKED: list[dict[str, Any]] = [
 ]
 POLICIES: list[dict[str, Any]] = [{}, {"block_length": 1}, {"cache": "none", "block_length": 8}]
 OWN: dict[str, list[dict[str, Any]]] = {
-    "idlm": [{"block_length": 2}],
+    "idlm": [{"block_length": 2}, {"block_length": 10**9}],
     "nemotron_labs_diffusion": [
         {"decoder": {"kind": "threshold", "threshold": 0.7}, "block_length": 16},
         {"decoder": "sequential", "block_length": 5},

@@ -87,6 +87,8 @@ def avoiding_within(grammar: bytes, sequences: Sequences) -> Automaton:
         np.where(none_V, -1, number_C[pair_V]),
         ends_V.nonzero()[0].tolist(),
     )
+    if not automaton.shortest:
+        found = found.cut_at_first()
     return replace(found, depth=automaton.depth)
 
 

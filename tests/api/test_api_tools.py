@@ -13,6 +13,7 @@ from diffray.cluster.api.bodies import ChatBody
 from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.service import Service
 from diffray.components.grammar.automaton import Automaton
+from diffray.components.grammar.bad_words import avoiding_within
 from diffray.components.grammar.tool_calls import NO_ARGUMENTS, OPEN, CallParser, ToolCalls
 from tests.helpers.byte_tokenizer import TOKENIZER
 from tests.helpers.recorder import Recorder
@@ -122,6 +123,8 @@ async def test_a_model_that_may_call_does(
         assert automaton.distance_Q[state] == (OPEN in text), "it may end there, or be cut"
     within = automaton.follow(0, TOKENIZER.encode(CALL[:-4]))
     assert automaton.distance_Q[within] == 5, "a call ends"
+    rude = (tuple(TOKENIZER.encode("zz")),)
+    assert avoiding_within(engine.requests[-1][0].grammar, rude).shortest == 0
     assert (
         automaton.without(frozenset(TOKENIZER.encode("~"))).distance_Q == automaton.distance_Q
     ).all()

@@ -176,7 +176,7 @@ def sentence(mistake: ErrorDetails, names: Mapping[str, str] | None = None) -> s
             return prefix + _wrong_kind(mistake["ctx"])
         case "value_error" | "no_kind" | "unknown_option":
             said = mistake["msg"].removeprefix("Value error, ")
-            return said if loc and said.startswith(f"{loc[-1]} is ") else prefix + said
+            return prefix + said.removeprefix(f"{loc[-1]} is " if loc else "")
         case _:
             return f"{prefix}{mistake['msg']}{_shown(mistake['input'])}"
 

@@ -232,13 +232,6 @@ class Policy:
         return self.cache.keeps_prefix and not self.pieces and self.cfg_scale == 0
 
     @staticmethod
-    def check_default(default: DiffusionParams, spec: ModelSpec) -> None:
-        try:
-            Policy.resolve(DiffusionParams().over(default), spec)
-        except InvalidField as error:
-            raise ValueError(f"diffusion: the default does not fit: {error}") from None
-
-    @staticmethod
     def resolve(
         params: DiffusionParams, spec: ModelSpec, pinned: int = 0, *, suffix: bool = False
     ) -> "Policy":

@@ -72,10 +72,13 @@ def confidence_of_logits(
 def extremes(logits_RV: Tensor, forbidden: int | None) -> Extremes:
     """Find the extremes of each row; `forbidden` is a column."""
     lse_R = logits_RV.logsumexp(1)
-    if forbidden is not None:
-        logits_RV = logits_RV.clone()
-        logits_RV[:, forbidden] = -torch.inf
-    return Extremes(lse_R, *logits_RV.max(dim=1))
+    if forbidden is None:
+        return Extremes(lse_R, *logits_RV.max(dim=1))
+    kept_R = logits_RV[:, forbidden].clone()
+    logits_RV[:, forbidden] = -torch.inf
+    best_R, index_R = logits_RV.max(dim=1)
+    logits_RV[:, forbidden] = kept_R
+    return Extremes(lse_R, best_R, index_R)
 
 
 def choose(

@@ -92,6 +92,7 @@ def denoise(look: Look, prompt: list[int], tokens: int, steps: int, mask: int) -
     for left in range(steps, 0, -1):
         at_R = masked_C.nonzero()[0]
         logits_RV = look(ids, first)[at_R]
+        logits_RV[:, mask] = -numpy.inf
         confidence_R = 1 / numpy.exp(logits_RV - logits_RV.max(1, keepdims=True)).sum(1)
         share = -(-len(at_R) // left)
         for row in numpy.argsort(-confidence_R, kind="stable")[:share]:

@@ -185,14 +185,18 @@ class AsyncDiffusionLLM:
             if name not in self.adapters.names:  # they are there after a failed start
                 self.adapters.load(name, path)
         engine, tokenizer = await self._engine(model)
-        service = Service(
-            engine,
-            tokenizer,
-            (model,),
-            diffusion=self._diffusion,
-            scheduling_policy="priority",
-            adapters=self.adapters,
-        )
+        try:
+            service = Service(
+                engine,
+                tokenizer,
+                (model,),
+                diffusion=self._diffusion,
+                scheduling_policy="priority",
+                adapters=self.adapters,
+            )
+        except ValueError:
+            await self._running.aclose()
+            raise
         self._running.callback(service.close)
         return service
 

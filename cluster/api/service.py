@@ -32,9 +32,10 @@ from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Lo
 from diffray.cluster.control.grammar_pool import GrammarPool
 from diffray.cluster.frontend.given import bad_tokens, with_bad_tokens
 from diffray.cluster.frontend.output import Accepted, Followed, Job, RequestOutput
+from diffray.cluster.frontend.prompts import check_default
 from diffray.cluster.frontend.text import Tokenizer
 from diffray.components.params import SamplingParams
-from diffray.components.policy import DiffusionParams, Policy, accepted_by
+from diffray.components.policy import DiffusionParams, accepted_by
 from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.admission import check_choices
 from diffray.workers.messages import Request
@@ -89,7 +90,7 @@ class Service:
         self.adapters = adapters or LoadedAdapters()
         self._operated = operated or OneEngine(engine, self.adapters)
         usual = diffusion or DiffusionParams(), defaults or GenerationDefaults()
-        Policy.check_default(usual[0], engine.limits.spec)
+        check_default(usual[0], engine.limits.spec)
         self._params = ParamsBuilder(engine.limits, tokenizer, *usual)
         self._about: Json = {"description": description or None, "examples": list(examples)}
         self._about |= {

@@ -16,7 +16,7 @@ from diffray.components.checkpoints.folder import read_config, resolve
 from diffray.components.checkpoints.info import describe
 from diffray.components.container import available_memory, usable_cores
 from diffray.components.models.registry import runs_on_torch_alone
-from diffray.kernels.choose import obstacle
+from diffray.kernels.choose import CPU, choose_kernels, obstacle
 from diffray.kernels.cpu.program import program
 
 _LEAST_SHARED = 2**30  # bytes of shared memory: containers have 64 MiB by default
@@ -87,8 +87,9 @@ def gpu(ranks: int = 1) -> Check:
 
 def kernels(model: str, requested: str, device: torch.device, dtype: torch.dtype) -> Check:
     """Report whose kernels run; `doctor` checks Triton's afterwards."""
-    if device.type == "cpu" and requested == "auto":
-        return programs()
+    if device.type == "cpu" and requested != "triton":
+        in_c = choose_kernels(requested, device, dtype) is CPU
+        return programs() if in_c else Check("kernels", "torch's")
     if requested == "torch" or runs_on_torch_alone(read_config(resolve(model))):
         return Check("kernels", "torch's")
     if (why_not := obstacle(device, dtype)) is not None:

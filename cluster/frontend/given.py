@@ -13,6 +13,7 @@ from diffray.cluster.frontend.prompts import (
     Prompt,
     as_messages,
     as_one,
+    check_default,
     content_of,
     is_conversation,
     pictures_of,
@@ -22,7 +23,7 @@ from diffray.components.config import InvalidField
 from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.image import Image, Sight
 from diffray.components.params import SamplingParams
-from diffray.components.policy import DiffusionParams, Policy
+from diffray.components.policy import DiffusionParams
 from diffray.workers.adapters import LoadedAdapters
 from diffray.workers.admission import CheckedRequest, check_choices
 from diffray.workers.limits import Limits
@@ -178,7 +179,7 @@ class RequestMaker:
         adapters: LoadedAdapters,
         compiler: Compile,
     ) -> None:
-        Policy.check_default(default, limits.spec)
+        check_default(default, limits.spec)
         self._reader, self._default, self._limits = reader, default, limits
         self._adapters, self._compile = adapters, compiler
         self._uids: Iterator[int] = count()

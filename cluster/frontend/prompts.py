@@ -7,9 +7,11 @@ from typing import Any, Final, Protocol
 
 from diffray.cluster.frontend.image_files import Picture, from_data_url
 from diffray.cluster.frontend.text import Messages
+from diffray.components.config import InvalidField
 from diffray.components.grammar.structured import StructuredOutputs
+from diffray.components.model_spec import ModelSpec
 from diffray.components.params import SamplingParams
-from diffray.components.policy import DiffusionParams
+from diffray.components.policy import DiffusionParams, Policy
 from diffray.components.spelling import did_you_mean
 
 
@@ -214,6 +216,14 @@ def _of_options(method: str, params: object, options: Mapping[str, Any]) -> Samp
             "in SamplingParams(...), or all as keywords"
         )
     return SamplingParams(**options)
+
+
+def check_default(default: DiffusionParams, spec: ModelSpec) -> None:
+    """Refuse default diffusion parameters that do not fit the model."""
+    try:
+        Policy.resolve(DiffusionParams().over(default), spec)
+    except InvalidField as error:
+        raise ValueError(f"diffusion: the default does not fit: {error}") from None
 
 
 def as_diffusion(given: DiffusionParams | dict[str, Any] | None) -> DiffusionParams:

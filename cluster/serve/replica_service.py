@@ -10,6 +10,7 @@ from diffray.cluster.api.service import Service
 from diffray.cluster.api.settings import read_generation_defaults
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.control.remote import RemoteEngine
+from diffray.cluster.frontend.prompts import check_default
 from diffray.cluster.frontend.text import Tokenizer
 from diffray.cluster.serve.app_config import AppConfig
 from diffray.cluster.serve.desired_state import EveryReplica, Record
@@ -17,7 +18,6 @@ from diffray.cluster.serve.replicas import Replicas
 from diffray.components.checkpoints.demos import description, examples
 from diffray.components.checkpoints.folder import resolve
 from diffray.components.checkpoints.update import check_folder
-from diffray.components.policy import Policy
 from diffray.workers.adapters import LoadedAdapters
 
 
@@ -43,7 +43,7 @@ async def service_of(
             "share K/V; leave it out"
         )
     try:
-        Policy.check_default(config.diffusion, limits.spec)
+        check_default(config.diffusion, limits.spec)
     except ValueError as error:
         raise EngineFailed(str(error)) from None
     own = context.replica_id.unique_id

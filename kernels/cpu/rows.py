@@ -73,14 +73,15 @@ def confidence_of_logits(
 
 
 def extremes(logits_RV: Tensor, forbidden: int | None) -> Extremes:
-    """Do the same as torch's kernel."""
+    """Do the same as torch's kernel, but that what is not a number is never the best."""
     if not _fits(logits_RV, 0) or logits_RV.numel() == 0:
         return choices.extremes(logits_RV, forbidden)
     library, (rows, size) = program(), logits_RV.shape
     assert library is not None
     found_2R, index_R = torch.empty(2, rows), torch.empty(rows, dtype=torch.long)
     given = logits_RV.data_ptr(), rows, size, -1 if forbidden is None else forbidden
-    library.extremes(*given, found_2R.data_ptr(), index_R.data_ptr(), _threads(logits_RV))
+    threads = min(_threads(logits_RV), rows)
+    library.extremes(*given, found_2R.data_ptr(), index_R.data_ptr(), threads)
     return Extremes(found_2R[0], found_2R[1], index_R)
 
 

@@ -154,7 +154,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETE, ABC | {"max_token": 1}, "max_token | did you mean 'max_tokens'?"),
     (COMPLETE, ABC | {"steps": 8}, 'steps | {"decoder": {"kind": "fixed", "steps": ...}}'),
     (COMPLETE, ABC | {"diffusion": {"decoder": "creditt"}}, "diffusion.decoder | mean 'credit'?"),
-    (COMPLETE, ABC | {"prompt_logprobs": 1}, "prompt_logprobs | a probability only where"),
+    (COMPLETE, ABC | {"prompt_logprobs": 1}, "prompt_logprobs | no log-probabilities here"),
     # Megabytes.
     (COMPLETE, {"prompt": "<|mask|>" * 10**6}, "prompt"),
     (COMPLETE, {"prompt": [1] * 3_000_000}, "prompt"),

@@ -14,6 +14,7 @@ from diffray.cluster.api.errors import ApiError
 from diffray.cluster.api.service import Service
 from diffray.components.grammar.automaton import Automaton
 from diffray.components.grammar.bad_words import avoiding_within
+from diffray.components.grammar.compile import compile_text
 from diffray.components.grammar.tool_calls import NO_ARGUMENTS, OPEN, CallParser, ToolCalls
 from tests.helpers.byte_tokenizer import TOKENIZER
 from tests.helpers.recorder import Recorder
@@ -121,8 +122,6 @@ async def test_a_model_that_may_call_does(
     for text in (said, CALL, "No.", f"So: {CALL}\n{CALL}"):
         state = automaton.follow(0, TOKENIZER.encode(text))
         assert automaton.distance_Q[state] == (OPEN in text), "it may end there, or be cut"
-    within = automaton.follow(0, TOKENIZER.encode(CALL[:-4]))
-    assert automaton.distance_Q[within] == 5, "a call ends"
     rude = (tuple(TOKENIZER.encode("zz")),)
     assert avoiding_within(engine.requests[-1][0].grammar, rude).shortest == 0
     assert (
@@ -185,3 +184,16 @@ def test_a_text_is_cut_by_its_limit(demo: Service, asked_for: dict[str, Any]) ->
     whole, plain = asked(demo, body | asked_for, body | asked_for | {"tool_choice": "none"})
     assert whole["finish_reason"] == plain["finish_reason"] == "length"
     assert whole["message"]["content"] == plain["message"]["content"] != ""
+
+
+def test_a_call_is_not_cut() -> None:
+    calls = ToolCalls(functions={"now": dict(NO_ARGUMENTS)}, text=True)
+    automaton = compile_text(calls.pattern, {bytes([n]): [n] for n in range(256)}, (256,), 257)
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+    def left(text: str) -> int:
+        return int(automaton.distance_Q[automaton.follow(0, list(text.encode()))])
+
+    assert [left(text) for text in ("", "So", "So <tool_call")] == [0, 0, 0]
+    assert [left(call[:-n]) for n in (20, 4, 1)] == [21, 5, 2]
+    assert left(call) == 1, "it ends"

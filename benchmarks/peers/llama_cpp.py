@@ -86,7 +86,8 @@ def run_side(args: argparse.Namespace) -> None:
         asked = [tokenizer.encode_chat([{"role": "user", "content": row.prompt}]) for row in rows]
         groups, end = [[ids] for ids in asked], tokenizer.fast.eos_token_id
     answered = [*(theirs if args.side == PEER else ours)(args, groups, end)]
-    seconds, steps = sum(each[0] for each in answered), [each[2] for each in answered]
+    seconds = sum(each[0] for each in answered)
+    steps = [forwards for _, found, forwards in answered for _ in found]
     print(json.dumps([seconds, [row[1:] for _, found, _ in answered for row in found], steps]))
 
 

@@ -1,5 +1,6 @@
 """Compares LLaDA with llama.cpp: processor seconds of denoising steps, in turns, and tokens.
 
+    pip install gguf
     npm pack @node-llama-cpp/linux-x64@3.22.1 && tar xzf node-llama-cpp-linux-x64-3.22.1.tgz
     python -m benchmarks.random_checkpoint /tmp/llada-100m
     python -m benchmarks.peers.llama_cpp_llada /tmp/llada-100m --library package/bins/linux-x64
@@ -18,10 +19,10 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy
 from numpy.typing import NDArray
 from safetensors.torch import load_file
@@ -53,6 +54,8 @@ def gguf_of(checkpoint: Path, kind: str) -> Path:
 
 def write_gguf(checkpoint: Path, path: Path, kind: str) -> None:
     """Write a LLaDA as llama.cpp's converter does, without a tokenizer."""
+    import gguf
+
     config = json.loads((checkpoint / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llada")
     writer.add_block_count(config["n_layers"])
@@ -153,6 +156,8 @@ def main() -> None:
     if args.side:
         answer = theirs if args.side == PEER else ours
         return print(json.dumps(answer(args, gguf_of(args.checkpoint, args.types[0]))))
+    if find_spec("gguf") is None:
+        parser.error("files are written by the package gguf; pip install gguf")
     work = f"{args.tokens} tokens in {args.steps} steps after {args.prompt}"
     for kind in args.types:
         gguf_of(args.checkpoint, kind)

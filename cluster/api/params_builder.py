@@ -87,11 +87,12 @@ class ParamsBuilder:
     def room(self, diffusion: DiffusionParams, taken: int) -> int:
         """Return the most tokens after `taken` positions: up to whole blocks if block-causal.
 
-        A pinned canvas need not be whole blocks.
+        A pinned canvas need not be whole blocks, nor what is written token by token.
         """
         room = self.limits.positions(guided=diffusion.cfg_scale > 0) - taken
         policy = Policy.resolve(diffusion, self.limits.spec)
-        if policy.causal_length and diffusion.canvas != "pinned" and not policy.fixed:
+        whole = policy.causal_length and not policy.iteration.next_token
+        if whole and diffusion.canvas != "pinned" and not policy.fixed:
             begun = 0 if policy.encodes else taken  # blocks start after the prompt, or at 0
             room -= (room + begun) % policy.block_length
         return room

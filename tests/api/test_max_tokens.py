@@ -7,10 +7,18 @@ from contextlib import closing
 import httpx2
 import pytest
 
+from benchmarks.golden import EOS, MASK
 from diffray import DiffusionLLM
+from diffray.cluster.api.params_builder import ParamsBuilder
 from diffray.cluster.api.service import Service
+from diffray.cluster.api.settings import GenerationDefaults
 from diffray.cluster.control.local import LocalEngine
+from diffray.components.mesh import Mesh
+from diffray.components.policy import DiffusionParams
+from diffray.workers.engine_options import EngineOptions
+from diffray.workers.setup import build_rank
 from tests.helpers.api_server import serve
+from tests.helpers.paths import GOLDEN
 
 LIMITS = 64, 96, 100, 128, 200, 256, 512, 900, 1024, 4096, 16384
 QUESTIONS = (
@@ -118,3 +126,11 @@ def test_an_answer_that_nothing_ends_has_the_length_as_its_reason(demo_url: str)
     answer = post(demo_url, CHAT, 200, ignore_eos=True).json()
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["completion_tokens"] == 200
+
+
+def test_what_is_written_token_by_token_may_fill_the_context() -> None:
+    options = EngineOptions(device="cpu", max_model_len=100, mask_token_id=MASK, eos_token_id=EOS)
+    limits = build_rank(str(GOLDEN / "idlm"), options, Mesh()).limits
+    builder = ParamsBuilder(limits, None, DiffusionParams(), GenerationDefaults())
+    rooms = [builder.room(DiffusionParams(block_length=n), 7) for n in (1, 3, 10**6)]
+    assert rooms == [93, 93, 93]

@@ -3,10 +3,9 @@
 import contextlib
 import json
 import logging
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -29,7 +28,7 @@ from diffray.cluster.serve.address import (
 from diffray.cluster.serve.app import application, ingress_application
 from diffray.cluster.serve.config_file import Application, Applications, IngressApplication
 from diffray.cluster.serve.ray_session import Shortages, pending_reasons, running_ray, serve_details
-from diffray.cluster.serve.supervisor import Ending
+from diffray.cluster.serve.supervisor import Ending, interruptible
 from diffray.components.checkpoints.demos import description, examples
 
 log = logging.getLogger(__name__)
@@ -77,21 +76,6 @@ def run_server(
 
 class Interrupted(Exception):
     """The user interrupted the startup."""
-
-
-@contextlib.contextmanager
-def interruptible(stopped: threading.Event) -> Iterator[None]:
-    """Make SIGINT, from the supervisor, set an event; outside the block it ends the process.
-
-    The same for SIGTERM, which may be sent to all processes and would make Ray exit.
-    """
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(each, lambda number, frame: stopped.set()) for each in numbers]
-    try:
-        yield
-    finally:
-        for each, handler in zip(numbers, before, strict=True):
-            signal.signal(each, handler)
 
 
 def start_serve(server: Server) -> tuple[Server, "Future[None]"]:

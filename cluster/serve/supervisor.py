@@ -61,6 +61,26 @@ def supervised() -> Iterator["Ending"]:
 
 
 @contextmanager
+def interruptible(stopped: threading.Event) -> Iterator[None]:
+    """Make SIGINT, from the supervisor, set an event; outside the block it ends the process.
+
+    The same for SIGTERM, which may be sent to all processes and would make Ray exit. Another thread
+    sets the event, whose lock the interrupted one may hold.
+    """
+
+    def stop(*_: object) -> None:
+        threading.Thread(target=stopped.set).start()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(each, stop) for each in numbers]
+    try:
+        yield
+    finally:
+        for each, handler in zip(numbers, before, strict=True):
+            signal.signal(each, handler)
+
+
+@contextmanager
 def _ends_with(end: Callable[[int], NoReturn]) -> Iterator[None]:
     """End this process with the status that the body's outcome means for a command."""
     status = 1

@@ -4,28 +4,31 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals, raise_signal
 from typing import Any
 
 import pytest
 
+from diffray.cluster.serve.supervisor import interruptible
 from tests.helpers.served import wait_until
 
 SLOW = 20.0  # seconds for what takes one, on a machine that does other things too
 # A server that has started a process of another session, and thrown away its parent.
 SERVER = """
-import signal, subprocess, sys, time
+import subprocess, sys, time
 from diffray.cluster.serve import supervisor
 supervisor.LOST_S = supervisor.HURRY_S = 1.0
 supervisor.SAME_S = {same}
 with supervisor.supervised() as ending:
     subprocess.run(["sh", "-c", "setsid sleep 300 </dev/null >/dev/null 2>&1 & echo started $!"])
-    def stop(): signal.signal(signal.SIGINT, lambda number, frame: ending.stopped.set())
+    signals = supervisor.interruptible(ending.stopped)
+    stop = signals.__enter__
     input()
     {body}
 """
@@ -151,6 +154,15 @@ def test_one_signal_that_is_sent_twice_is_one() -> None:
         assert alive(told.server)
         told.tell(SIGTERM)
         told.ends(143)
+
+
+def test_a_signal_may_come_while_its_event_is_locked() -> None:
+    """As in the moment before a thread waits for it."""
+    stopped = threading.Event()
+    with interruptible(stopped):
+        with stopped._cond:  # type: ignore[attr-defined]
+            raise_signal(SIGINT)
+        assert stopped.wait(SLOW)
 
 
 def test_under_nohup_a_closed_terminal_is_nothing() -> None:

@@ -7,6 +7,7 @@ record. Triton is imported only if its kernels are chosen.
 from collections.abc import Callable, Set
 from collections.abc import Sequence as Items
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Final, NamedTuple
 
@@ -90,8 +91,8 @@ CPU: Final = TORCH._replace(
     add_norm=rows.add_norm,
     linear_add_norm=rows.linear_add_norm,
     attend=rows.attend,
-    confidence=rows.confidence,
-    confidence_of_logits=rows.confidence_of_logits,
+    confidence=partial(confidence.confidence, find=rows.extremes),
+    confidence_of_logits=partial(confidence.confidence_of_logits, find=rows.extremes),
 )
 
 

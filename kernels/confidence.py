@@ -42,33 +42,6 @@ class Extremes(NamedTuple):
     index_R: Tensor  # ... and its column, the lowest of equal ones
 
 
-def confidence(
-    hidden_RH: Tensor,
-    head_VH: Tensor,
-    start: int,
-    forbidden: int,
-    gather_RK: Tensor,
-    draw: Draw | None,
-) -> Confidence:
-    """Return each row's choice among the ids [start, start + V); the forbidden id is never chosen.
-
-    Logits are rounded to the dtype of the head, as if they had been stored.
-    """
-    logits_RV = linear(hidden_RH, head_VH)
-    return confidence_of_logits(logits_RV, start, forbidden, gather_RK, draw)
-
-
-def confidence_of_logits(
-    logits_RV: Tensor,
-    start: int,
-    forbidden: int,
-    gather_RK: Tensor,
-    draw: Draw | None,
-) -> Confidence:
-    """Return the same as `confidence` from stored logits, which are not modified."""
-    return choose(logits_RV, start, forbidden, gather_RK, draw, extremes)
-
-
 def extremes(logits_RV: Tensor, forbidden: int | None) -> Extremes:
     """Find the extremes of each row; `forbidden` is a column."""
     lse_R = logits_RV.logsumexp(1)
@@ -81,15 +54,32 @@ def extremes(logits_RV: Tensor, forbidden: int | None) -> Extremes:
     return Extremes(lse_R, best_R, index_R)
 
 
-def choose(
+def confidence(
+    hidden_RH: Tensor,
+    head_VH: Tensor,
+    start: int,
+    forbidden: int,
+    gather_RK: Tensor,
+    draw: Draw | None,
+    find: Callable[[Tensor, int | None], Extremes] = extremes,
+) -> Confidence:
+    """Return each row's choice among the ids [start, start + V); the forbidden id is never chosen.
+
+    Logits are rounded to the dtype of the head, as if they had been stored.
+    """
+    logits_RV = linear(hidden_RH, head_VH)
+    return confidence_of_logits(logits_RV, start, forbidden, gather_RK, draw, find)
+
+
+def confidence_of_logits(
     logits_RV: Tensor,
     start: int,
     forbidden: int,
     gather_RK: Tensor,
     draw: Draw | None,
-    find: Callable[[Tensor, int | None], Extremes],
+    find: Callable[[Tensor, int | None], Extremes] = extremes,
 ) -> Confidence:
-    """Choose a token of each row."""
+    """Return the same as `confidence` from stored logits, which are not modified."""
     if logits_RV.dtype != torch.float64:
         logits_RV = logits_RV.float()
     size = logits_RV.shape[1]

@@ -1,6 +1,6 @@
 // What a forward of few rows does besides products of integers, in float32: norms, rotary positions,
-// attention of a window with few queries, low-rank products. A call of torch takes longer than most
-// of these take. What a row gives does not depend on the other rows, nor on the number of threads.
+// attention of a window with few queries, low-rank products, the best logits. A call of torch takes longer
+// than most of these take. What a row gives does not depend on the other rows, nor on the number of threads.
 
 #include <immintrin.h>
 #include <math.h>

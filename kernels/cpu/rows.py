@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from diffray.kernels import attention, norm
-from diffray.kernels import confidence as choices
+from diffray.kernels import attention, confidence, norm
 from diffray.kernels.attention import KVLayer, QKRotary
-from diffray.kernels.confidence import Confidence, Draw, Extremes
+from diffray.kernels.confidence import Extremes
 from diffray.kernels.cpu.program import program
 from diffray.kernels.linear import linear
 from diffray.kernels.windows import Group, Windows
@@ -52,30 +51,10 @@ def linear_add_norm(
     return add_norm(linear(x_TI, weight_OI), residual_TO, norm_O, eps)
 
 
-def confidence(
-    hidden_RH: Tensor,
-    head_VH: Tensor,
-    start: int,
-    forbidden: int,
-    gather_RK: Tensor,
-    draw: Draw | None,
-) -> Confidence:
-    """Do the same as torch's kernel."""
-    logits_RV = linear(hidden_RH, head_VH)
-    return confidence_of_logits(logits_RV, start, forbidden, gather_RK, draw)
-
-
-def confidence_of_logits(
-    logits_RV: Tensor, start: int, forbidden: int, gather_RK: Tensor, draw: Draw | None
-) -> Confidence:
-    """Do the same as torch's kernel."""
-    return choices.choose(logits_RV, start, forbidden, gather_RK, draw, extremes)
-
-
 def extremes(logits_RV: Tensor, forbidden: int | None) -> Extremes:
     """Do the same as torch's kernel, but that what is not a number is never the best."""
     if not _fits(logits_RV, 0) or logits_RV.numel() == 0:
-        return choices.extremes(logits_RV, forbidden)
+        return confidence.extremes(logits_RV, forbidden)
     library, (rows, size) = program(), logits_RV.shape
     assert library is not None
     found_2R, index_R = torch.empty(2, rows), torch.empty(rows, dtype=torch.long)

@@ -194,8 +194,9 @@ class Progress:
     def close(self) -> None:
         self._bar.close()
 
-    def show(self) -> None:
-        """Show that one more request is done."""
+    def count(self, reply: Reply | None) -> None:
+        """Count a finished request, as the summary does, and show that it is done."""
+        self._summary.count(reply)
         failed, done = self._summary.failed, self._summary.requests - self._summary.left
         if failed:
             self._bar.set_postfix(failed=failed, refresh=False)
@@ -248,31 +249,43 @@ async def _run(
     concurrency: int,
     tries: int,
 ) -> None:
-    """Send all requests concurrently; an error that affects them all ends the batch."""
-    with target.open("a") as out, closing(Progress(summary)) as progress:
+    with closing(Progress(summary)) as progress:
         async with backend as answer:
             begin = monotonic()  # with the model loaded
-
-            async def work() -> None:
-                for line in lines:
-                    reply = error = None
-                    try:
-                        reply = await _send(answer, line, tries)
-                    except Unanswered as reason:
-                        error = {"code": reason.code, "message": str(reason)}
-                    out.write(_result(line.custom_id, reply, error) + "\n")
-                    out.flush()
-                    summary.count(reply)
-                    progress.show()
-
             try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(concurrency):
-                        group.create_task(work())
-            except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None
+                await answer_lines(lines, target, answer, progress, concurrency, tries)
             finally:
                 summary.seconds = monotonic() - begin
+
+
+async def answer_lines(
+    lines: Iterator[Line],
+    target: Path,
+    answer: Answer,
+    progress: Progress,
+    concurrency: int,
+    tries: int = TRIES,
+) -> None:
+    """Send all requests and append their answers; an error that affects them all is raised."""
+
+    async def work() -> None:
+        for line in lines:
+            reply = error = None
+            try:
+                reply = await _send(answer, line, tries)
+            except Unanswered as reason:
+                error = {"code": reason.code, "message": str(reason)}
+            out.write(_result(line.custom_id, reply, error) + "\n")
+            out.flush()
+            progress.count(reply)
+
+    with target.open("a") as out:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(concurrency):
+                    group.create_task(work())
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
 
 async def _send(answer: Answer, line: Line, tries: int) -> Reply:

@@ -262,11 +262,10 @@ class TestFiles:
 
 
 def test_progress_is_logged() -> None:
-    file, summary = io.StringIO(), Summary(4, before=1, answered=1)
-    Progress(summary, file).show()
+    file, summary = io.StringIO(), Summary(4, before=1)
+    Progress(summary, file).count(Reply(200, "id", {}))
     assert file.getvalue() == "", "quick batches say nothing"
-    summary.failed = 1
-    Progress(summary, file, log_seconds=0).show()
+    Progress(summary, file, log_seconds=0).count(None)
     assert file.getvalue() == "3 of 4 done, 1 failed\n"
 
 

@@ -24,6 +24,7 @@ RANDOM: Final = "random"
 FROM_FILE: Final = "custom"
 NAMES: Final = (RANDOM, *BUNDLED, FROM_FILE)
 _RANDOM_PROMPTS = 32  # unless typed
+_USUAL: Final = {"demo": 96, "gsm8k": 256}  # unless typed: these sets have more, for `eval`
 
 
 class Data(Config):
@@ -38,8 +39,8 @@ class Data(Config):
     num_prompts: int | None = Field(
         None,
         ge=1,
-        description="The most prompts to take from each data set; default: all of them, and "
-        f"{_RANDOM_PROMPTS} random ones.",
+        description="The most prompts to take from each data set; default: 96 of demo, 256 of "
+        f"gsm8k, {_RANDOM_PROMPTS} random ones, all of the others.",
     )
     input_len: int = Field(128, ge=1, description="Tokens per random prompt.")
     random_prefix_len: int = Field(
@@ -91,7 +92,7 @@ def read_sets(data: Data) -> list[tuple[str, list[Row]]]:
 
 
 def read_rows(name: str, path: Path | None, count: int | None) -> list[Row]:
-    """Return at most `count` prompts of a data set that is not random.
+    """Return at most `count` prompts of a data set that is not random; None: as many as usual.
 
     `path` is the file for `custom`, JSON lines with `prompt` and perhaps `max_tokens` and `task`.
     """
@@ -101,7 +102,7 @@ def read_rows(name: str, path: Path | None, count: int | None) -> list[Row]:
         path = Path(str(files("diffray"))) / "prompts" / f"{name}.jsonl"
     if path is None:
         raise ValueError(f"--dataset-name {name} needs --dataset-path FILE")
-    rows = list(islice(_lines(path, name), count))
+    rows = list(islice(_lines(path, name), count or _USUAL.get(name)))
     if not rows:
         raise ValueError(f"{path} has no prompts")
     return rows

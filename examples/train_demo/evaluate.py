@@ -23,10 +23,10 @@ from examples.train_demo.judge import bare, is_right, returns
 from examples.train_demo.outside import ANSWER
 from examples.train_demo.tasks import (
     GENERATORS,
-    HARDER,
     WRITTEN,
     chat,
     drawn,
+    harder_half,
     rows_of,
 )
 from examples.train_demo.tool_questions import Tool, one_call, shown
@@ -99,12 +99,6 @@ def share(hits: Hits) -> float:
 
 def shares(hits: Hits) -> dict[str, float]:
     return {kind: share({kind: found}) for kind, found in hits.items()}
-
-
-def harder_half(count: int, seed: int) -> list[Item]:
-    """Return held-out items of the harder tasks whose answers are not short."""
-    items = drawn("entities", 4 * count, seed, HARDER)
-    return [i for i in items if len(i.answer.split()) + i.answer.count(",") >= 6][:count]
 
 
 def written_items(name: str) -> list[tuple[Item, Any]]:

@@ -2,8 +2,9 @@
 
 An item is kept out of training if it has a held-out word, a held-out phrasing, or a held-out
 skeleton: the question with names and things blanked. So no test question has a near-duplicate in
-training. `python -m examples.train_demo.tasks` prints examples of every task, or with `--prompts
-96` held-out questions as JSON lines, the content of diffray/prompts/demo.jsonl.
+training. `python -m examples.train_demo.tasks` prints examples of every task, or with `--rows demo
+--count 400` held-out questions as JSON lines, the content of diffray/prompts/demo.jsonl;
+demo-harder.jsonl and demo-json.jsonl are made the same way.
 """
 
 import argparse
@@ -129,6 +130,12 @@ def held_out_items(count: int, seed: int = 1234, split: str = "entities") -> lis
     return drawn(split, count, seed, [name for name in GENERATORS if name != "turn"])
 
 
+def harder_half(count: int, seed: int = 1234) -> list[Item]:
+    """Return held-out items of the harder tasks whose answers are not short."""
+    items = drawn("entities", 4 * count, seed, HARDER)
+    return [i for i in items if len(i.answer.split()) + i.answer.count(",") >= 6][:count]
+
+
 def chat(item: Item) -> list[dict[str, str]]:
     """Return the item's turns as messages."""
     system = [{"role": "system", "content": item.system}] if item.system else []
@@ -140,9 +147,29 @@ def chat(item: Item) -> list[dict[str, str]]:
     return [*system, *turns, {"role": item.role, "content": item.question}]
 
 
-def print_prompts(count: int) -> None:
-    for number, item in enumerate(held_out_items(count)):
-        row = {"id": f"demo/{number}", "task": item.task, "prompt": item.question}
+def print_prompts(name: str, count: int) -> None:
+    """Print the rows of a task of `diffray eval`."""
+    items = {
+        "demo": held_out_items,
+        "demo-harder": harder_half,
+        "demo-json": lambda count: drawn("entities", count, 1234, ["json"]),
+    }[name](count)
+    for number, item in enumerate(items):
+        row: dict[str, Any] = {"id": f"{name}/{number}", "task": item.task}
+        row |= {"prompt": item.question, "answer": item.answer}
+        if item.before or item.system:
+            row["messages"] = chat(item)
+        if name == "demo-json":
+            row["answer"] = json.loads(item.answer)
+            kinds = {
+                k: "integer" if isinstance(v, int) else "string" for k, v in row["answer"].items()
+            }
+            row["schema"] = {
+                "type": "object",
+                "properties": {key: {"type": kind} for key, kind in kinds.items()},
+                "required": [*kinds],
+                "additionalProperties": False,
+            }
         print(json.dumps(row, ensure_ascii=False))
 
 
@@ -157,6 +184,7 @@ def print_examples() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--prompts", type=int, help="print this many held-out questions")
-    count = parser.parse_args().prompts
-    print_prompts(count) if count else print_examples()
+    parser.add_argument("--rows", choices=["demo", "demo-harder", "demo-json"])
+    parser.add_argument("--count", type=int, default=400)
+    given = parser.parse_args()
+    print_prompts(given.rows, given.count) if given.rows else print_examples()

@@ -101,13 +101,16 @@ def group(text: str, *shown: str) -> typer.Typer:
     )
 
 
-def add(to: typer.Typer, panel: str | None, function: str, text: str, *shown: str) -> None:
+def add(
+    to: typer.Typer, panel: str | None, function: str, text: str, *shown: str, name: str = ""
+) -> None:
     """Add a command, as MODULE.NAME within this folder, with its line in help and examples."""
-    module, _, name = function.rpartition(".")
+    module, _, attribute = function.rpartition(".")
+    name = name or attribute
 
     def load() -> Any:
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        command = getattr(import_module(f"diffray.cluster.cli.{module}"), name)
+        command = getattr(import_module(f"diffray.cluster.cli.{module}"), attribute)
         alone.command(name, cls=Command, epilog=_examples(shown))(with_flags(command))
         return get_command(alone)
 

@@ -101,6 +101,13 @@ _prepare(
     "diffray quantize demo demo-int8",
     "diffray quantize demo-llada2 smaller -q experts=int4,attention=int8",
 )
+_prepare(
+    "evaluation.command.evaluate",
+    "Measure the accuracy and speed of policies over tasks.",
+    f"diffray eval {_DENSE} --tasks gsm8k,humaneval --policies policies.yaml --out report",
+    "diffray eval demo --tasks demo --out report",
+    name="eval",
+)
 app.add_typer(bench, name="bench", rich_help_panel=_PREPARE)
 _measure(
     "bench.latency",

@@ -32,7 +32,7 @@ from tests.helpers.paths import GOLDEN
 from tests.helpers.screen import Screen
 from tests.helpers.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
 
-COMMANDS = "serve chat generate batch doctor info convert quantize bench".split()
+COMMANDS = "serve chat generate batch doctor info convert quantize eval bench".split()
 BENCHMARKS = ("latency", "throughput")
 MASK = "\N{LIGHT SHADE}"
 

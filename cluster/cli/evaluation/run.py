@@ -1,0 +1,200 @@
+"""Runs an evaluation: every policy answers every question, into one folder a policy.
+
+    OUT/POLICY/requests.jsonl   what is asked, in OpenAI's batch format
+    OUT/POLICY/answers.jsonl    the answers, appended as they arrive
+    OUT/POLICY/rows.jsonl       a row for each answer: its tokens, their steps, its score
+
+A run continues with the requests that have no answer yet, so SIGKILL loses those in flight alone.
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffray.cluster.cli.batch_run import Answer, Line, Progress, Reply, Summary, answer_lines
+from diffray.cluster.cli.evaluation.policies import NamedPolicy
+from diffray.cluster.cli.evaluation.tasks import Item
+
+Json = dict[str, Any]
+Backend = Callable[[Json], AbstractAsyncContextManager[Answer]]  # given options of an engine
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run asks: the same of every policy."""
+
+    model: str
+    items: Sequence[Item]
+    samples: int = 1
+    seed: int = 0
+
+    def lines(self, policy: NamedPolicy) -> Iterator[tuple[Item, int, Line]]:
+        """Yield the requests of a policy, with the number of the sample.
+
+        A question has the same seeds under all policies. Only its own requests share K/V.
+        """
+        for place, item in enumerate(self.items):
+            for sample in range(self.samples):
+                body = {"model": self.model, "seed": self.seed + place * self.samples + sample}
+                body |= {"return_trajectory": True, "cache_salt": policy.name}
+                name = f"{item.task}/{item.name}/{sample}"
+                body |= item.body | policy.request
+                yield item, sample, Line(custom_id=name, method="POST", url=item.url, body=body)
+
+
+class Folder:
+    """The files of one policy."""
+
+    def __init__(self, out: Path, policy: NamedPolicy, asked: Asked) -> None:
+        self.policy, self.path = policy, out / policy.folder
+        self.lines = list(asked.lines(policy))
+        self.answers = self.path / "answers.jsonl"
+
+    def prepare(self) -> list[Line]:
+        """Write the requests; return those that have no answer.
+
+        An answer that failed is no answer. What was asked otherwise before is refused.
+        """
+        about = self.path / "engine.json"
+        known = {each["custom_id"]: each for each in _read(self.path / "requests.jsonl")}
+        asked = {line.custom_id: line.model_dump() for _, _, line in self.lines}
+        engine = json.dumps(self.policy.engine, sort_keys=True)
+        same = all(known.get(name, line) == line for name, line in asked.items())
+        if known and not (same and about.exists() and about.read_text() == engine):
+            raise ValueError(
+                f"{self.path} holds answers to other requests (another model, policy or seed); "
+                "give another --out, or delete it"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        about.write_text(engine)
+        _write(self.path / "requests.jsonl", list((known | asked).values()))
+        answered = [each for each in _read(self.answers) if _is_answer(each)]
+        _write(self.answers, answered)
+        names = {each["custom_id"] for each in answered}
+        return [line for _, _, line in self.lines if line.custom_id not in names]
+
+    def score(self) -> list[Json]:
+        """Return a row for each answer, and write them."""
+        answers = {each["custom_id"]: each for each in _read(self.answers)}
+        found = [
+            (item, sample, answers[line.custom_id]["response"]["body"])
+            for item, sample, line in self.lines
+            if _is_answer(answers.get(line.custom_id, {}))
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # a sandbox is a process of its own
+            rows = list(pool.map(lambda each: row_of(self.policy.name, *each), found))
+        _write(self.path / "rows.jsonl", rows)
+        return rows
+
+    def failures(self) -> list[str]:
+        """Return why requests failed."""
+        failed = (each for each in _read(self.answers) if not _is_answer(each))
+        return [json.dumps(each["error"] or each["response"]["body"]) for each in failed]
+
+
+def row_of(policy: str, item: Item, sample: int, body: Json) -> Json:
+    """Return what an evaluation keeps of an answer, whose tokens it counts as a benchmark does."""
+    choice = body["choices"][0]
+    text = choice["message"]["content"] if "message" in choice else choice["text"]
+    trajectory = choice["trajectory"]
+    ended = choice["finish_reason"] == "stop" and not isinstance(choice["stop_reason"], str)
+    length = len(trajectory["token_ids"]) - ended
+    return {
+        "policy": policy,
+        "task": item.task,
+        "item": item.name,
+        "sample": sample,
+        "prompt": item.prompt,
+        "text": text,
+        "finish_reason": choice["finish_reason"],
+        "tokens": trajectory["token_ids"][:length],
+        "steps": trajectory["steps"][:length],
+        "logprobs": trajectory["logprobs"][:length],
+        "forwards": body["diffusion"]["forwards"],
+        **body["eval"],
+        "score": item.score(text or ""),
+    }
+
+
+async def answer_all(
+    folders: Sequence[Folder], pending: Sequence[list[Line]], backend: Backend, concurrency: int
+) -> Summary:
+    """Send what is pending, policy by policy; those with the same engine share one."""
+    requests = sum(len(folder.lines) for folder in folders)
+    summary = Summary(requests, before=requests - sum(map(len, pending)))
+    engines: dict[str, list[tuple[Folder, list[Line]]]] = {}
+    for folder, lines in zip(folders, pending, strict=True):
+        if lines:
+            key = json.dumps(folder.policy.engine, sort_keys=True)
+            engines.setdefault(key, []).append((folder, lines))
+    with closing(Progress(summary)) as progress:
+        for key, group in engines.items():
+            async with backend(json.loads(key)) as answer:
+                for folder, lines in group:
+                    begin = time.monotonic()
+                    await _warm_up(answer, lines[0])
+                    at_once = min(concurrency, len(lines))
+                    await answer_lines(
+                        iter(lines), folder.answers, _timed(answer), progress, at_once
+                    )
+                    summary.seconds += time.monotonic() - begin
+    return summary
+
+
+async def _warm_up(answer: Answer, line: Line) -> None:
+    """Let a policy's first request not pay for what is done once: compiled kernels, graphs."""
+    await answer(line.url, line.body | {"cache_salt": "warm-up", "max_tokens": 32})
+
+
+def _timed(answer: Answer) -> Answer:
+    """Return the same, with a note in each answer of when it ran."""
+
+    async def timed(url: str, body: Json) -> Reply:
+        began, clock = time.time(), time.perf_counter()
+        reply = await answer(url, body)
+        if reply.status_code == 200 and isinstance(reply.body, dict):
+            seconds = round(time.perf_counter() - clock, 6)
+            reply.body["eval"] = {"began": round(began, 6), "seconds": seconds}
+        return reply
+
+    return timed
+
+
+def run(
+    out: Path, asked: Asked, policies: Sequence[NamedPolicy], backend: Backend, concurrency: int
+) -> tuple[Summary, list[Json], list[str]]:
+    """Answer what is left; return the counts, the rows of all answers, and why requests failed."""
+    folders = [Folder(out, policy, asked) for policy in policies]
+    pending = [folder.prepare() for folder in folders]
+    summary = Summary(0)
+    try:
+        summary = asyncio.run(answer_all(folders, pending, backend, concurrency))
+    except KeyboardInterrupt:
+        summary.interrupted = True
+    rows = [row for folder in folders for row in folder.score()]
+    return summary, rows, [each for folder in folders for each in folder.failures()]
+
+
+def _is_answer(line: Json) -> bool:
+    return (line.get("response") or {}).get("status_code") == 200
+
+
+def _read(path: Path) -> list[Json]:
+    """Return the lines of a file, without an incomplete last one."""
+    if not path.exists():
+        return []
+    return [json.loads(text) for text in path.read_bytes().split(b"\n")[:-1] if text]
+
+
+def _write(path: Path, lines: Iterator[Json] | Sequence[Json]) -> None:
+    """Replace a file as a whole."""
+    new = path.with_suffix(".new")
+    new.write_text("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))
+    new.replace(path)

@@ -104,8 +104,8 @@ _prepare(
 _prepare(
     "evaluation.command.evaluate",
     "Measure the accuracy and speed of policies over tasks.",
-    f"diffray eval {_DENSE} --tasks gsm8k,humaneval --policies policies.yaml --out report",
-    "diffray eval demo --tasks demo --out report",
+    f"diffray eval {_DENSE} --tasks gsm8k,humaneval --out report",
+    "diffray eval demo --tasks demo --policies policies.yaml --out report",
     name="eval",
 )
 app.add_typer(bench, name="bench", rich_help_panel=_PREPARE)

@@ -24,7 +24,7 @@ import argparse
 import json
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
@@ -200,14 +200,21 @@ def slowest(own: Sequence[Turn], base: Sequence[Turn]) -> float:
 
     Where turns have the same prompts, a request's seconds are the least of them.
     """
-    pairs = zip(least(own), least(base), strict=False)
-    return max(mine / first for mine, first in pairs)
+    same: dict[str, list[tuple[Turn, Turn]]] = {}
+    for pair in zip(own, base, strict=True):
+        same.setdefault(str(pair[1].rows), []).append(pair)
+    return max(
+        mine / first
+        for turns in same.values()
+        for mine, first in zip(
+            least(turn for turn, _ in turns), least(turn for _, turn in turns), strict=False
+        )
+    )
 
 
-def least(turns: Sequence[Turn]) -> list[float]:
-    """Return the least seconds of what ran together, of the turns with the last one's answers."""
-    same = [turn.parts for turn in turns if turn.rows == turns[-1].rows]
-    return [min(parts) for parts in zip(*same, strict=True)]
+def least(turns: Iterable[Turn]) -> list[float]:
+    """Return the least seconds of what ran together."""
+    return [min(parts) for parts in zip(*(turn.parts for turn in turns), strict=True)]
 
 
 def columns(records: bool) -> Iterator[paired.Column[Turn]]:

@@ -56,8 +56,9 @@ class Folder:
         self.policy, self.path = policy, out / policy.folder
         self.lines = list(asked.lines(policy))
         self.answers = self.path / "answers.jsonl"
+        self.pending = self._prepare()
 
-    def prepare(self) -> list[Line]:
+    def _prepare(self) -> list[Line]:
         """Write the requests; return those that have no answer.
 
         An answer that failed is no answer. What was asked otherwise before is refused.
@@ -79,6 +80,22 @@ class Folder:
         _write(self.answers, answered)
         names = {each["custom_id"] for each in answered}
         return [line for _, _, line in self.lines if line.custom_id not in names]
+
+    async def fill(self, answer: Answer, progress: Progress, concurrency: int) -> None:
+        """Append the answers that are missing.
+
+        The first requests are sent twice: what an engine does once (compiling, recording graphs)
+        counts for no policy.
+        """
+        begin, lines = time.monotonic(), self.pending
+        at_once = min(concurrency, len(lines))
+        salt = {"cache_salt": "warm-up"}
+        await asyncio.gather(
+            *(answer(line.url, line.body | salt) for line in lines[:at_once]),
+            return_exceptions=True,
+        )
+        await answer_lines(iter(lines), self.answers, _timed(answer), progress, at_once)
+        progress.summary.seconds += time.monotonic() - begin
 
     def score(self) -> list[Json]:
         """Return a row for each answer, and write them."""
@@ -124,33 +141,19 @@ def row_of(policy: str, item: Item, sample: int, body: Json) -> Json:
 
 
 async def answer_all(
-    folders: Sequence[Folder], pending: Sequence[list[Line]], backend: Backend, concurrency: int
-) -> Summary:
+    folders: Sequence[Folder], backend: Backend, concurrency: int, summary: Summary
+) -> None:
     """Send what is pending, policy by policy; those with the same engine share one."""
-    requests = sum(len(folder.lines) for folder in folders)
-    summary = Summary(requests, before=requests - sum(map(len, pending)))
-    engines: dict[str, list[tuple[Folder, list[Line]]]] = {}
-    for folder, lines in zip(folders, pending, strict=True):
-        if lines:
-            key = json.dumps(folder.policy.engine, sort_keys=True)
-            engines.setdefault(key, []).append((folder, lines))
+    engines: dict[str, list[Folder]] = {}
+    for folder in folders:
+        if folder.pending:
+            engine = json.dumps(folder.policy.engine, sort_keys=True)
+            engines.setdefault(engine, []).append(folder)
     with closing(Progress(summary)) as progress:
-        for key, group in engines.items():
-            async with backend(json.loads(key)) as answer:
-                for folder, lines in group:
-                    begin = time.monotonic()
-                    await _warm_up(answer, lines[0])
-                    at_once = min(concurrency, len(lines))
-                    await answer_lines(
-                        iter(lines), folder.answers, _timed(answer), progress, at_once
-                    )
-                    summary.seconds += time.monotonic() - begin
-    return summary
-
-
-async def _warm_up(answer: Answer, line: Line) -> None:
-    """Let a policy's first request not pay for what is done once: compiled kernels, graphs."""
-    await answer(line.url, line.body | {"cache_salt": "warm-up", "max_tokens": 32})
+        for engine, group in engines.items():
+            async with backend(json.loads(engine)) as answer:
+                for folder in group:
+                    await folder.fill(answer, progress, concurrency)
 
 
 def _timed(answer: Answer) -> Answer:
@@ -172,10 +175,10 @@ def run(
 ) -> tuple[Summary, list[Json], list[str]]:
     """Answer what is left; return the counts, the rows of all answers, and why requests failed."""
     folders = [Folder(out, policy, asked) for policy in policies]
-    pending = [folder.prepare() for folder in folders]
-    summary = Summary(0)
+    summary = Summary(sum(len(folder.lines) for folder in folders))
+    summary.before = summary.requests - sum(len(folder.pending) for folder in folders)
     try:
-        summary = asyncio.run(answer_all(folders, pending, backend, concurrency))
+        asyncio.run(answer_all(folders, backend, concurrency, summary))
     except KeyboardInterrupt:
         summary.interrupted = True
     rows = [row for folder in folders for row in folder.score()]

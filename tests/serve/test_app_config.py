@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from diffray.cluster.api.settings import ApiSettings, key_digest
+from diffray.cluster.control.yaml_file import parse_yaml
 from diffray.cluster.serve.app_config import AppConfig, app_config
 from diffray.cluster.serve.config_file import (
     Application,
     Applications,
     IngressApplication,
     applications,
-    parse_yaml,
     read_applications,
     serve_config,
 )

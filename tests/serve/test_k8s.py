@@ -15,9 +15,10 @@ from jsonschema import Draft202012Validator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from diffray.cluster.control.yaml_file import parse_yaml
 from diffray.cluster.serve.address import SETTINGS
 from diffray.cluster.serve.app_config import AppConfig, IngressConfig, app_config, ingress_config
-from diffray.cluster.serve.config_file import BUILDER, INGRESS_BUILDER, parse_yaml
+from diffray.cluster.serve.config_file import BUILDER, INGRESS_BUILDER
 from diffray.cluster.serve.deployment import Deployment, placement_bundles, resources
 from tests.helpers.paths import ROOT
 

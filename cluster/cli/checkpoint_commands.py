@@ -69,7 +69,7 @@ def as_lines(found: "Info") -> str:
 
 
 def _text(name: str, value: object) -> str:
-    if name in ("diffusion", "policies"):
+    if name in ("accepts", "diffusion", "policies"):
         return json.dumps(value)
     if isinstance(value, dict):
         return ", ".join(f"{_text(name, part)} in {key}" for key, part in value.items())

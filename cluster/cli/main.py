@@ -108,6 +108,11 @@ _prepare(
     "diffray eval demo --tasks demo --policies policies.yaml --out report",
     name="eval",
 )
+_prepare(
+    "evaluation.command.tune",
+    "Find the fastest policy that is as accurate as a reference.",
+    "diffray tune demo --task demo --max-loss 1pp --minutes 5 --out tuned",
+)
 app.add_typer(bench, name="bench", rich_help_panel=_PREPARE)
 _measure(
     "bench.latency",

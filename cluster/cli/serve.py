@@ -12,6 +12,7 @@ from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.cli import flags
 from diffray.cluster.cli.commands import Fields, Given, one_sentence, refuse, typed_names
 from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.yaml_file import read_yaml
 from diffray.cluster.serve.address import (
     API_KEY,
     OPERATOR_KEY,
@@ -24,6 +25,7 @@ from diffray.cluster.serve.address import (
 from diffray.cluster.serve.deployment import Deployment, PlacementGroup
 from diffray.cluster.serve.supervisor import say, supervised
 from diffray.components.checkpoints.demos import NAMES
+from diffray.components.policy import DiffusionParams
 
 if TYPE_CHECKING:
     from diffray.cluster.serve.app_config import AppConfig
@@ -43,6 +45,15 @@ ConfigFile = Annotated[
 ]
 PrintConfig = Annotated[
     bool, Option("--print-config", help="Print the configuration for `serve deploy` and exit.")
+]
+PolicyFile = Annotated[
+    Path | None,
+    Option(
+        "--diffusion",
+        metavar="FILE.yaml",
+        help="The default policy as YAML, such as one that `diffray tune` wrote.",
+        rich_help_panel="Diffusion",
+    ),
 ]
 Replicas = Annotated[
     str,
@@ -99,6 +110,7 @@ def serve(
     config: ConfigFile = None,
     print_config: PrintConfig = False,
     diffusion: flags.Diffusion,
+    policy: PolicyFile = None,
     settings: flags.Settings = None,
     replicas: Replicas = "1",
     routing: Routing,
@@ -126,7 +138,7 @@ def serve(
             models or [model_path or "demo"],
             served_model_name,
             engine_kwargs=engine | layout,
-            diffusion=_diffusion(diffusion, settings),
+            diffusion=_policy(policy) | _diffusion(diffusion, settings),
             deployment_config=_deployment(replicas) | routing,
             placement_group_config=placement,
             api=api | _keys_as_options(keys),
@@ -231,6 +243,19 @@ def _diffusion(given: Given, settings: list[str] | None) -> dict[str, Any]:
     if others:
         raise ValueError(f"--set {others.pop()}: only the parts of diffusion have server defaults")
     return params.diffusion.model_dump(exclude_unset=True)
+
+
+def _policy(path: Path | None) -> dict[str, Any]:
+    """Return the diffusion parameters of a YAML file; typed ones override them."""
+    if path is None:
+        return {}
+    given = read_yaml(path)
+    if not isinstance(given, dict):
+        raise ValueError(f"--diffusion {path}: expected parts of diffusion, such as cache: dual")
+    try:
+        return DiffusionParams(**given).model_dump(exclude_unset=True)
+    except ValueError as error:
+        raise ValueError(f"--diffusion {path}: {error}") from None
 
 
 def _print(applications: "Applications") -> None:

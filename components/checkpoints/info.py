@@ -19,7 +19,7 @@ from diffray.components.kv_pool import position_bytes
 from diffray.components.mesh import Mesh
 from diffray.components.models.advice import told
 from diffray.components.models.registry import choose_build, rank_counts
-from diffray.components.policy import DiffusionParams, Policy
+from diffray.components.policy import DiffusionParams, Policy, accepted_by
 from diffray.components.quantization import Given, Scheme, parse_quantization
 
 _ROUTED = re.compile(r"\.(?:mlp\.(experts\.|w[12]$)|experts\.(?:gate_up|down)_proj$)")
@@ -43,6 +43,7 @@ class Info:
     max_positions: int
     block_causal: bool
     diffusion: dict[str, object]  # how requests are denoised by default
+    accepts: dict[str, list[str] | bool]  # the decoders, iterations and caches that fit
     policies: dict[str, Any]  # the recommended one and its source, the exact, the approximate
     parameters: int
     parameters_active: int  # used per token
@@ -90,6 +91,7 @@ def describe(path_or_hub_id: str | Path, quantization: Given | None = None) -> I
         max_positions=dims.rope.positions,
         block_causal=model.spec.block_causal,
         diffusion=diffusion,
+        accepts=accepted_by(spec, masked=bool(masks)),
         policies=told(spec.family, diffusion),
         parameters=total,
         parameters_active=total - (routed - routed * chosen // experts if routed else 0),

@@ -26,13 +26,14 @@ from diffray.cluster.cli.commands import printable
 from diffray.cluster.cli.generate import print_answer
 from diffray.cluster.cli.main import app
 from diffray.cluster.serve.app_config import app_config, ingress_config
+from diffray.components.decoders.factor import Factor
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.policy import AnyCache, AnyDecoder, AnyIteration
 from tests.helpers.paths import GOLDEN
 from tests.helpers.screen import Screen
 from tests.helpers.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
 
-COMMANDS = "serve chat generate batch doctor info convert quantize eval bench".split()
+COMMANDS = "serve chat generate batch doctor info convert quantize eval tune bench".split()
 BENCHMARKS = ("latency", "throughput")
 MASK = "\N{LIGHT SHADE}"
 
@@ -317,6 +318,27 @@ def test_serve_prints_what_ray_deploys_and_ray_s_builder_reads_it_back() -> None
     }
     scaling = config.deployment_config.autoscaling_config
     assert scaling is not None and (scaling.min_replicas, scaling.max_replicas) == (1, 3)
+
+
+def test_serve_takes_the_policy_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("# tuned\ndecoder: {kind: factor, factor: 0.5}\ncache: none\n")
+    flags = "serve", "demo", "--print-config", "--diffusion", str(path)
+    for more, cache in (((), "none"), (("--cache", "prefix"), "prefix")):
+        result = diffray_says(*flags, *more)
+        assert result.exit_code == 0, result.output
+        (found,) = yaml.safe_load(result.stdout)["applications"]
+        diffusion = app_config(found["args"]).diffusion
+        assert diffusion.decoder == Factor(factor=0.5)
+        assert diffusion.cache is not None and diffusion.cache.kind == cache
+    for text, said in (
+        ("cach: none", "unknown option 'cach'"),
+        ("[1]", "expected parts of diffusion"),
+        ("decoder: {", "line 1, column 11"),
+    ):
+        path.write_text(text)
+        assert f"--diffusion {path}" in complaint(*flags) or text == "decoder: {"
+        assert said in complaint(*flags)
 
 
 def test_several_models_share_their_options_and_get_an_ingress() -> None:

@@ -16,10 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from diffray.cluster.cli.flags import DIFFUSION
 from diffray.cluster.control.engine_config import EngineConfig
+from diffray.cluster.control.yaml_file import read_yaml
 from diffray.components.config import InvalidField
 from diffray.components.params import SamplingParams
 
@@ -62,12 +61,7 @@ DEFAULT: Final = NamedPolicy("default")  # what the model's authors recommend
 
 def read_policies(path: Path) -> list[NamedPolicy]:
     """Return all policies of a file, with distinct names."""
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    given = read_yaml(path)
     if not isinstance(given, dict) or not given:
         raise ValueError(f"{path}: expected names, each with a policy: fast: {{cache: dual}}")
     found = []

@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from diffray.cluster.cli.batch_run import Answer, Line, Progress, Reply, Summary, answer_lines
 from diffray.cluster.cli.evaluation.policies import NamedPolicy
@@ -38,13 +39,14 @@ class Asked:
     def lines(self, policy: NamedPolicy) -> Iterator[tuple[Item, int, Line]]:
         """Yield the requests of a policy, with the number of the sample.
 
-        A question has the same seeds under all policies. Only its own requests share K/V.
+        A question has the same seeds under all policies, whatever else is asked. Only a policy's
+        own requests share K/V.
         """
-        for place, item in enumerate(self.items):
+        for item in self.items:
             for sample in range(self.samples):
-                body = {"model": self.model, "seed": self.seed + place * self.samples + sample}
-                body |= {"return_trajectory": True, "cache_salt": policy.name}
                 name = f"{item.task}/{item.name}/{sample}"
+                body = {"model": self.model, "seed": self.seed + crc32(name.encode())}
+                body |= {"return_trajectory": True, "cache_salt": policy.name}
                 body |= item.body | policy.request
                 yield item, sample, Line(custom_id=name, method="POST", url=item.url, body=body)
 
@@ -175,14 +177,20 @@ def run(
 ) -> tuple[Summary, list[Json], list[str]]:
     """Answer what is left; return the counts, the rows of all answers, and why requests failed."""
     folders = [Folder(out, policy, asked) for policy in policies]
-    summary = Summary(sum(len(folder.lines) for folder in folders))
-    summary.before = summary.requests - sum(len(folder.pending) for folder in folders)
+    summary = summary_of(folders)
     try:
         asyncio.run(answer_all(folders, backend, concurrency, summary))
     except KeyboardInterrupt:
         summary.interrupted = True
     rows = [row for folder in folders for row in folder.score()]
     return summary, rows, [each for folder in folders for each in folder.failures()]
+
+
+def summary_of(folders: Sequence[Folder]) -> Summary:
+    """Return the counts of a run that is about to begin."""
+    requests = sum(len(folder.lines) for folder in folders)
+    pending = sum(len(folder.pending) for folder in folders)
+    return Summary(requests, before=requests - pending)
 
 
 def _is_answer(line: Json) -> bool:

@@ -9,12 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import yaml
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import Field
 
 from diffray.cluster.cli.evaluation.scorers import NEEDS, SCORERS, Row
+from diffray.cluster.control.yaml_file import read_yaml
 from diffray.components.config import Config
 from diffray.components.spelling import did_you_mean
 
@@ -95,12 +95,7 @@ def _named(name: str) -> Iterator[tuple[str, Task, Path]]:
 @cache
 def tasks_of(path: Path) -> dict[str, Task]:
     """Return the tasks of a YAML file: names, each with a task."""
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    given = read_yaml(path)
     if not isinstance(given, dict) or not all(isinstance(each, dict) for each in given.values()):
         raise ValueError(f"{path}: expected names, each with a task: mine: {{data: mine.jsonl}}")
     try:

@@ -1,7 +1,6 @@
 """Scores of answers known to be right or wrong, and estimates against their definitions."""
 
 import math
-import os
 import random
 import time
 from itertools import product
@@ -34,13 +33,18 @@ RETURN_SUM = {
         ("exact", "a b", ["a b", " a b\n"], ["a  b", "A b", "", "a b."]),
         ("contains", "yes", ["so yes, it is"], ["Yes", ""]),
         ("regex", r"\d+ apples?", ["12 apples", "1 apple\n"], ["12 apples or so", "apples"]),
-        ("choice", "B", ["B", "(B)", "The answer is B. Not C."], ["b", "A", "ABC", ""]),
+        (
+            "choice", "B",
+            ["B", "(B)", "The answer is B. Not C.", "I think the answer is (B)", "A look: B"],
+            ["b", "A", "ABC", "", "B, no: the answer is C"],
+        ),
         (
             "number", "1000",
             ["1000", "it is $1,000.", "first 5, then 1000.00", "\n#### 1,000"],
             ["100", "1000 or 7", "", "one", "-1000", "1000.5"],
         ),
-        ("number", "-0.5", ["x = -0.5", "-.5"], ["0.5", "5"]),
+        ("number", "-0.5", ["x = -0.5", "-.5", "\N{MINUS SIGN}0.5"], ["0.5", "5", "1-0.5"]),
+        ("number", "5", ["10-5", "COVID-5", "1,2,5", "in all 0.5e1", "1,005, so 5"], ["1,2,35"]),
     ],
 )  # fmt: skip
 def test_right_and_wrong_texts(
@@ -57,6 +61,7 @@ def test_json_is_scored_by_fields_and_schemas() -> None:
     for text, expected in (
         ('{"b": "x", "a": 1}', 1), ('```json\n{"a": 1, "b": "x"}\n```', 1), ('{"a": 1}', 0.5),
         ('{"a": 1, "b": "x", "c": 0}', 2 / 3), ("[1]", 0), ("{", 0), ("", 0), ('{"a": 2}', 0),
+        ("[" * 5000, 0),
     ):  # fmt: skip
         assert score(text, row) == pytest.approx(expected), text
     schema = {"schema": {"type": "object", "required": ["a"]}}
@@ -71,6 +76,12 @@ def test_json_is_scored_by_fields_and_schemas() -> None:
         ("    return a + b\n\n\nprint(add(1))\n", 1),  # what follows the function is not run
         ("```python\ndef add(a, b):\n    return helper(a) + math.floor(b)\n```\nIt adds.", 1),
         ("Here it is:\n```\ndef add(a, b):\n    return a\n```", 0),
+        ("    return a + b\n```\nIt adds.", 0),  # no answer of a chat
+        ("```python3 \r\ndef add(a, b):\n    return a + b\n```", 1),
+        ("1. So:\n   ```python\n   def add(a, b):\n       return a + b\n   ```", 1),
+        ("```sh\npip install x\n```\n```\ndef add(a, b):\n    return a + b\n```", 1),
+        ("```\nfrom __future__ import annotations\ndef add(a, b):\n    return a + b\n```", 1),
+        ("```\ndef add(a, b):\n    return a + b\nif __name__ == '__main__':\n    input()\n```", 1),
         ("def add(a, b):\n    import sys\n    sys.exit(0)", 0),
         ("def add(a, b:", 0),
         ("", 0),
@@ -78,6 +89,21 @@ def test_json_is_scored_by_fields_and_schemas() -> None:
 )
 def test_code_is_right_if_its_tests_pass(text: str, score: float) -> None:
     assert SCORERS["code"](text, RETURN_SUM) == score, program(text, RETURN_SUM)
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("    return a + b\n", 1),
+        ("    return a + b\n```\nIt adds.", 1),
+        ("    return a + b\n\n\ndef add(a, b):\n    return 0\n", 1),
+        ("def add(a, b):\n    return a + b\n", 1),
+        ("    return a - b\n", 0),
+        ("", 0),
+    ],
+)
+def test_a_completion_is_the_function_s_rest(text: str, score: float) -> None:
+    assert SCORERS["completion"](text, RETURN_SUM) == score
 
 
 def test_humaneval_tells_solutions_from_stubs() -> None:
@@ -111,6 +137,12 @@ ESCAPES = {
     "a socket": "import socket; socket.socket()",
     "a signal to the parent": "import os; os.kill(os.getppid(), 9)",
     "a signal to all": "import os; os.kill(-1, 9)",
+    "a signal by fcntl": (
+        "import fcntl, os\nfd = os.open('/proc/self/fd/1', 0)\n"
+        "fcntl.fcntl(fd, fcntl.F_SETOWN, os.getppid())"
+    ),
+    "a lease": "import fcntl, os\nfcntl.fcntl(os.open(KEPT, 0), 1024, 1)",
+    "advice": "import mmap\nmmap.mmap(-1, 4096).madvise(4)",
     "leaving early": "import sys; sys.exit(0)",
     "leaving at once": "import os; os._exit(0)",
     "leaving with success": "import os; os.write(1, b'ok'); os._exit(0)",
@@ -137,10 +169,8 @@ def test_the_sandbox_runs_what_calculates(tmp_path: Path) -> None:
     assert failure("print('x' * 10**6)\nassert sorted([2, 1]) == [1, 2]") is None
     modules = "math, re, collections, itertools, functools, typing, hashlib, heapq, copy, random"
     assert failure(f"import {modules}, string, datetime, decimal, fractions, statistics") is None
-    assert "assert 1 == 2" not in str(failure("assert 1 == 2, 'no'"))
     assert failure("assert 1 == 2, 'no'") == "AssertionError: no"
     assert failure("import os\nassert not os.environ.get('HOME')") is None
-    assert os.environ.get("PATH"), "which the program does not see"
 
 
 def test_means_have_wilsons_interval() -> None:
@@ -172,7 +202,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
 
 def test_few_equal_scores_do_not_prove_that_nothing_is_lost() -> None:
     few, many = difference([1.0] * 10, [1.0] * 10), difference([1.0] * 2000, [1.0] * 2000)
-    assert few.low < -0.1
+    assert few.low == pytest.approx(-(1.96**2) / (10 + 1.96**2), abs=1e-3)
     assert -0.002 < many.low < 0
 
 

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from diffray.cluster.cli.batch_run import Answer, Reply
 from diffray.cluster.cli.evaluation.policies import NamedPolicy
 from diffray.cluster.cli.evaluation.run import Asked
-from diffray.cluster.cli.evaluation.statistics import difference
 from diffray.cluster.cli.evaluation.tasks import read_items
 from diffray.cluster.cli.evaluation.tuning import (
     Outcome,
@@ -23,7 +22,6 @@ from diffray.cluster.cli.evaluation.tuning import (
     sizes,
     space,
     table,
-    z_of,
 )
 from diffray.cluster.cli.main import app
 from diffray.components.checkpoints.demos import DEMOS
@@ -47,7 +45,7 @@ def policy(threshold: float) -> NamedPolicy:
 def questions(folder: Path, count: int = QUESTIONS) -> Asked:
     path = folder / "t.jsonl"
     path.write_text("".join(f'{{"prompt": "{n}", "answer": "yes"}}\n' for n in range(count)))
-    return Asked("m", read_items(str(path), None))
+    return Asked("m", read_items(str(path), None), concurrency=4)
 
 
 class Model:
@@ -73,13 +71,13 @@ def tuned(
     folder: Path,
     answer: Answer,
     *thresholds: float,
-    allowed: float = 0.01,
+    allowed: float = 0.02,
     minutes: float = 9.0,
 ) -> Outcome:
     policies = [policy(each) for each in (REFERENCE, *thresholds)]
     asked = questions(folder)
     end = time.monotonic() + 60 * minutes
-    search = Tuning(folder / "out", asked, answer, 4, allowed, end)
+    search = Tuning(folder / "out", asked, answer, allowed, end)
     return asyncio.run(search.best(policies))
 
 
@@ -88,7 +86,7 @@ def test_the_fastest_that_loses_nothing_is_chosen_and_the_bad_one_never(tmp_path
     outcome = tuned(tmp_path, model, WRONG, SAFE, FAST)
     assert outcome.chosen.policy == policy(FAST)
     assert outcome.chosen.speed > 3 * outcome.reference.speed
-    assert outcome.chosen.loss.high <= 0.01
+    assert outcome.chosen.loss.high <= 0.02
     assert outcome.rejected == 1
     assert model.asked[WRONG] < QUESTIONS == model.asked[REFERENCE] == model.asked[FAST]
     text = as_yaml(outcome, questions(tmp_path), "mine", 0.01)
@@ -102,7 +100,9 @@ def test_the_fastest_that_loses_nothing_is_chosen_and_the_bad_one_never(tmp_path
 
 
 def test_without_one_that_holds_the_reference_stays(tmp_path: Path) -> None:
-    outcome = tuned(tmp_path, Model(RIGHT | {FAST: 0.87, SAFE: 0.88}), WRONG, SAFE, FAST)
+    outcome = tuned(
+        tmp_path, Model(RIGHT | {FAST: 0.87, SAFE: 0.88}), WRONG, SAFE, FAST, allowed=0.01
+    )
     assert outcome.chosen is outcome.reference
     assert "no other policy" in as_yaml(outcome, questions(tmp_path), "mine", 0.01)
     lost = {each.policy.name: each for each in outcome.finalists}
@@ -123,18 +123,57 @@ def test_it_ends_in_time(tmp_path: Path) -> None:
     assert set(model.asked) == {REFERENCE}
 
 
-def test_all_tests_together_seldom_allow_a_loss_that_is_too_large() -> None:
-    """Four policies lose 2 points where 1 is allowed; the guard lets one of them pass too rarely
-    to matter, as its error is that of a loss of exactly 1 point."""
-    draws, passed, times = random.Random(1), 0, 300
+def test_a_policy_that_is_refused_is_left_out(tmp_path: Path) -> None:
+    model = Model(RIGHT)
+
+    async def picky(url: str, body: dict[str, Any]) -> Reply:
+        if body["diffusion"]["decoder"]["threshold"] == FAST:
+            return Reply(400, "id", {"error": {"message": "no such decoder"}})
+        return await model(url, body)
+
+    outcome = tuned(tmp_path, picky, SAFE, FAST)
+    assert outcome.chosen.policy == policy(SAFE)
+    assert "t 0.7: the server answers 400: no such decoder" in table(outcome, 0.01)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_too_large_seldom_passes(tmp_path: Path) -> None:
+    """Twelve policies lose just what is allowed, in questions of their own, and are chosen among
+    by the very questions that test them: one passes in at most about 5 % of all searches."""
+    draws, passed, times, allowed = random.Random(1), 0, 100, 0.05
+    named = [policy(REFERENCE), *(policy(n / 100) for n in range(12))]
     for _ in range(times):
-        base = [float(draws.random() < 0.9) for _ in range(QUESTIONS)]
-        worse = [
-            [min(each, float(draws.random() > 0.0112)) for each in base]  # 1 point less
-            for _ in range(4)
+        rows = {
+            each.name: [{"task": "t", "item": n, "sample": 0, **ROW} for n in range(QUESTIONS)]
+            for each in named
+        }
+        for name, own in rows.items():
+            for row in own:
+                lost = name != named[0].name and draws.random() < allowed
+                row["score"] = 0.0 if lost else 1.0
+        search = Simulated(tmp_path, questions(tmp_path), Model({}), allowed, time.monotonic() + 60)
+        search.rows = rows
+        outcome = asyncio.run(search.best(named))
+        passed += outcome.chosen is not outcome.reference
+    assert passed / times <= 0.1
+
+
+ROW = {"tokens": [1], "forwards": 1, "began": 0.0, "text": "", "finish_reason": "stop"}
+
+
+class Simulated(Tuning):
+    """A search whose answers are there, all but the reference's equally fast."""
+
+    rows: dict[str, list[dict[str, Any]]]
+
+    async def _measure(
+        self, policies: Any, questions: int
+    ) -> list[tuple[NamedPolicy, list[dict[str, Any]]]]:
+        return [
+            (each, [row | {"seconds": 1 + (each == policy(REFERENCE))} for row in own[:questions]])
+            for each in policies
+            for own in [self.rows[each.name]]
         ]
-        passed += any(difference(each, base, z_of(4)).high <= 0.01 for each in worse)
-    assert passed / times <= 0.08
 
 
 def test_rounds_double() -> None:

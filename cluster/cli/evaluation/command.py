@@ -20,7 +20,7 @@ from diffray.cluster.cli.commands import refuse
 from diffray.cluster.cli.endpoint import Endpoint
 from diffray.cluster.cli.evaluation.policies import DEFAULT, NamedPolicy, read_policies
 from diffray.cluster.cli.evaluation.report import markdown, report, write_report
-from diffray.cluster.cli.evaluation.run import Asked, Backend, run
+from diffray.cluster.cli.evaluation.run import Asked, Backend, locked, run
 from diffray.cluster.cli.evaluation.tasks import read_items
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.serve.address import API_KEY
@@ -50,7 +50,7 @@ BaseUrl = Annotated[
     str | None, Option(metavar="URL", help="The URL of a server that serves MODEL.")
 ]
 ApiKey = Annotated[str | None, Option(help=flags.API_KEY_HELP, envvar=API_KEY)]
-Timeout = Annotated[float, Option(help="Seconds to wait for a server's answer.")]
+Timeout = Annotated[float, Option(min=0.001, help="Seconds to wait for a server's answer.")]
 
 
 def evaluate(
@@ -77,13 +77,14 @@ def evaluate(
     The report is in DIR: summary.md, summary.json, report.html. Run again to continue.
     """
     compared = read_policies(policies) if policies else [DEFAULT]
-    asked = Asked(model, read_items(tasks, limit), samples, seed)
     endpoint = _endpoint(context, base_url, api_key, engine)
+    where = engine | _served(endpoint)
+    asked = Asked(model, read_items(tasks, limit), samples, seed, concurrency, where)
     backend = _backend(model, engine, endpoint, timeout, compared)
-    summary, rows, failures = run(out, asked, compared, backend, concurrency)
+    summary, rows, failures = run(out, asked, compared, backend)
     if rows:
         facts = {"model": model, "diffray": diffray.__version__, "samples": samples, "seed": seed}
-        facts |= {"concurrency": concurrency} | {k: v for k, v in engine.items() if v is not None}
+        facts |= {"concurrency": concurrency} | where
         _report(out, report(compared, rows, facts), rows)
     if summary.interrupted:
         typer.echo("diffray: interrupted; run again to continue", err=True)
@@ -140,23 +141,24 @@ def tune(
     endpoint = _endpoint(context, base_url, api_key, engine)
     tried = read_policies(policies) if policies else tuning.space(_accepts(model, endpoint))
     for each in tried:
-        if each.engine != tried[0].engine:
+        if each.engine or each.request.keys() - {"diffusion"}:
             raise ValueError(
-                f"policy {each.name!r} has an engine of its own; tune policies of one engine"
+                f"policy {each.name!r} has more than parts of diffusion, which is all that "
+                "policy.yaml holds; leave the rest out"
             )
     items = read_items(tasks, limit)
     Random(seed).shuffle(items)  # each round has questions of all tasks
-    asked = Asked(model, items, 1, seed)
+    asked = Asked(model, items, 1, seed, concurrency, engine | _served(endpoint))
     backend = _backend(model, engine, endpoint, timeout, tried)
 
     async def found() -> tuning.Outcome:
-        async with backend(tried[0].engine) as answer:
+        async with backend({}) as answer:
             end = time.monotonic() + 60 * minutes
-            search = tuning.Tuning(out, asked, answer, concurrency, allowed, end)
-            return await search.best(tried)
+            return await tuning.Tuning(out, asked, answer, allowed, end).best(tried)
 
     try:
-        outcome = asyncio.run(found())
+        with locked(out):
+            outcome = asyncio.run(found())
     except KeyboardInterrupt:
         typer.echo("diffray: interrupted; run again to continue", err=True)
         raise typer.Exit(130) from None
@@ -187,6 +189,10 @@ def _accepts(model: str, endpoint: Endpoint | None) -> dict[str, Any]:
             if each["id"] == model and "accepts" in each:
                 return dict(each["accepts"])
     raise ValueError(f"{endpoint.url} serves no diffusion model {model!r}; give --policies")
+
+
+def _served(endpoint: Endpoint | None) -> dict[str, Any]:
+    return {} if endpoint is None else {"server": True}
 
 
 def _endpoint(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from diffray.cluster.cli.evaluation.report import HEADINGS, NOTES, cells, front
+from diffray.cluster.cli.evaluation.report import HEADINGS, NOTES, cells, front, passed_lines
 from diffray.cluster.cli.evaluation.statistics import mean
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def page(found: Json, rows: Sequence[Json]) -> str:
     script = True  # plotly's, once
     for task, made in found["tasks"].items():
         parts += [f"<h2>{escape(task)}</h2>", _table(HEADINGS, cells(made))]
+        parts += [f"<p>{escape(line)}</p>" for line in passed_lines(made)]
         parts.append(_trade_off(made).to_html(full_html=False, include_plotlyjs=script))
         script = False
     parts += ["<h2>The order of unmasking</h2>", _ORDER]

@@ -5,8 +5,8 @@
     int8: {engine: {quantization: int8}}
 
 A policy has the names of a request: parts of `diffusion`, and sampling parameters; `engine` has
-options of an engine. A list is alternatives: `fast` is four policies. A list as a value is the
-only one of a list.
+options of an engine. A list is alternatives, so `fast` is four policies, unless a field's value is
+a list.
 """
 
 import re
@@ -14,15 +14,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_origin
 
 from diffray.cluster.cli.flags import DIFFUSION
 from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.yaml_file import read_yaml
 from diffray.components.config import InvalidField
 from diffray.components.params import SamplingParams
+from diffray.components.policy import DiffusionParams
 
 OF_TASKS: Final = ("n", "seed", "max_tokens", "stop", "logprobs", "top_logprobs")
+# Fields whose value is a list.
+LISTS: Final = {
+    name
+    for model in (SamplingParams, DiffusionParams)
+    for name, field in model.model_fields.items()
+    if get_origin(field.annotation) is tuple
+}
 Json = dict[str, Any]
 
 
@@ -43,7 +51,7 @@ class NamedPolicy:
     def parse(name: str, given: Mapping[str, Any]) -> "NamedPolicy":
         """Check a policy without alternatives."""
         options = dict(given)
-        engine = options.pop("engine", {})
+        engine = options.pop("engine", None) or {}
         diffusion = {each: options.pop(each) for each in DIFFUSION if each in options}
         for each in OF_TASKS:
             if each in options:
@@ -51,8 +59,12 @@ class NamedPolicy:
         try:
             SamplingParams(**options, diffusion=diffusion)
             EngineConfig(**engine)
-        except (InvalidField, TypeError) as error:
+        except InvalidField as error:
             raise ValueError(f"policy {name!r}: {error}") from None
+        except TypeError:
+            raise ValueError(
+                f"policy {name!r}: names must be texts, and engine a mapping"
+            ) from None
         return NamedPolicy(name, options | ({"diffusion": diffusion} if diffusion else {}), engine)
 
 
@@ -68,12 +80,18 @@ def read_policies(path: Path) -> list[NamedPolicy]:
     for name, options in given.items():
         if not isinstance(options, dict | None):
             raise ValueError(f"{path}: {name} must be a mapping, such as {{cache: dual}}")
-        for label, chosen in alternatives(options or {}):
-            found.append(NamedPolicy.parse(f"{name}{label}", chosen))
+        try:
+            for label, chosen in alternatives(options or {}):
+                found.append(NamedPolicy.parse(f"{name}{label}", chosen))
+        except RecursionError:
+            raise ValueError(f"{path}: {name} contains itself") from None
     folders: dict[str, str] = {}
     for each in found:
-        if (other := folders.setdefault(each.folder, each.name)) != each.name:
+        if not each.folder.strip("._"):
+            raise ValueError(f"{path}: {each.name!r} is no name for a folder; rename it")
+        if other := folders.get(each.folder):
             raise ValueError(f"{path}: {each.name!r} and {other!r} share a folder; rename one")
+        folders[each.folder] = each.name
     return found
 
 
@@ -81,21 +99,25 @@ def alternatives(given: Json) -> Iterator[tuple[str, Json]]:
     """Yield every choice of the lists' members, with a label that tells it from the others."""
     spread = []
     for key, value in given.items():
-        members = value if isinstance(value, list) else [value]
+        members = value if isinstance(value, list) and key not in LISTS else [value]
         if not members:
             raise ValueError(f"{key}: an empty list has no alternatives; leave it out")
         choices = []
         for member in members:
             inner = alternatives(member) if isinstance(member, dict) else [("", member)]
             for label, chosen in inner:
-                name = f" {key}={_shown(member)}" if len(members) > 1 else ""
+                name = f" {key}={_shown(member, members)}" if len(members) > 1 else ""
                 choices.append((name + label, (key, chosen)))
         spread.append(choices)
     for chosen in product(*spread):
         yield "".join(label for label, _ in chosen), dict(pair for _, pair in chosen)
 
 
-def _shown(member: Any) -> str:
-    if isinstance(member, dict):
-        return str(member.get("kind", next(iter(member.values()), "")))
-    return str(member)
+def _shown(member: Any, members: list[Any]) -> str:
+    """Return what tells a member from the others: its kind, if all have different ones."""
+    if not isinstance(member, dict):
+        return str(member)
+    kinds = [each.get("kind") for each in members if isinstance(each, dict)]
+    if kinds.count(member.get("kind")) == 1:
+        return str(member["kind"])
+    return ",".join(str(each) for each in member.values() if not isinstance(each, list | dict))

@@ -17,10 +17,10 @@ from diffray.cluster.cli.evaluation.statistics import (
     pass_at,
     ratio,
 )
+from diffray.cluster.cli.evaluation.tasks import ALL
 
 Json = dict[str, Any]
 Rows = Sequence[Json]
-ALL: Final = "all"  # tasks together
 
 
 def scores_of(rows: Rows) -> dict[tuple[str, str], float]:
@@ -50,13 +50,8 @@ def summarize(rows: Rows, first: Rows, concurrency: int) -> Json:
     }
     if concurrency == 1:  # else requests share the time
         found["tokens_per_second"] = ratio(tokens, [row["seconds"] for row in rows])
-    samples = len(rows) // max(len(scores), 1)
-    if samples > 1:
-        right = {name: round(score * samples) for name, score in scores.items()}
-        found["pass_at"] = {
-            k: sum(pass_at(k, each, samples) for each in right.values()) / len(right)
-            for k in sorted({1, samples})
-        }
+    if passed := passes(rows):
+        found["pass_at"] = passed
     both = [name for name in scores if name in base]
     if rows is not first and both:
         pairs = [base[name] for name in both], [scores[name] for name in both]
@@ -69,6 +64,20 @@ def summarize(rows: Rows, first: Rows, concurrency: int) -> Json:
     return found
 
 
+def passes(rows: Rows) -> dict[int, float]:
+    """Return pass@1 and pass@k of k samples; nothing of one sample, or of scores in between."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        found[row["task"], row["item"]].append(row["score"])
+    most = max(map(len, found.values()))
+    if most == 1 or not all(row["score"] in (0, 1) for row in rows):
+        return {}
+    whole = [each for each in found.values() if len(each) == most]
+    return {
+        k: sum(pass_at(k, each.count(1), most) for each in whole) / len(whole) for k in (1, most)
+    }
+
+
 def _columns(rows: Rows) -> Iterator[Iterable[float]]:
     yield (len(row["tokens"]) for row in rows)
     yield (row["forwards"] for row in rows)
@@ -77,8 +86,9 @@ def _columns(rows: Rows) -> Iterator[Iterable[float]]:
 def _equal(rows: Rows, first: Rows) -> float:
     """Return the share of answers with the same text."""
     texts = {(row["task"], row["item"], row["sample"]): row["text"] for row in first}
-    same = [texts.get((row["task"], row["item"], row["sample"])) == row["text"] for row in rows]
-    return same.count(True) / len(same)
+    names = [(row["task"], row["item"], row["sample"]) for row in rows]
+    same = [texts[n] == row["text"] for n, row in zip(names, rows, strict=True) if n in texts]
+    return same.count(True) / max(len(same), 1)
 
 
 def report(policies: Sequence[NamedPolicy], rows: Rows, facts: Json) -> Json:
@@ -153,7 +163,7 @@ def _number(value: Estimate, digits: int) -> str:
 
 
 NOTES: Final = (
-    "Intervals are of 95 %: Wilson's for accuracy, Agresti and Min's for differences of pairs; p "
+    "Intervals are of 95 %: Wilson's for accuracy, Tango's for differences of pairs; p "
     "is that of the paired test (McNemar's for right and wrong). * No other policy is both more "
     "accurate and faster. Tokens are those before the end token, seconds those in which requests "
     "ran."
@@ -165,13 +175,22 @@ def markdown(found: Json) -> str:
     facts = "; ".join(f"{name}: {value}" for name, value in found["facts"].items())
     parts = [f"# {found['facts']['model']}", facts]
     for task, made in found["tasks"].items():
-        lines = [HEADINGS, ["---"] * len(HEADINGS), *cells(made)]
-        parts += [f"## {task}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
-        for name, own in made.items():
-            if passed := own.get("pass_at"):
-                each = ", ".join(f"pass@{k} {value:.1%}" for k, value in passed.items())
-                parts.append(f"{name}: {each}")
+        parts += [f"## {task}", as_table(HEADINGS, cells(made))]
+        parts += passed_lines(made)
     return "\n\n".join([*parts, NOTES]) + "\n"
+
+
+def passed_lines(made: dict[str, Json]) -> Iterator[str]:
+    """Yield each policy's pass@k, if its questions had several answers."""
+    for name, own in made.items():
+        if passed := own.get("pass_at"):
+            yield f"{name}: " + ", ".join(f"pass@{k} {value:.1%}" for k, value in passed.items())
+
+
+def as_table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    every = [headings, ["---"] * len(headings), *lines]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in every)
 
 
 def as_json(found: Json) -> str:

@@ -13,13 +13,16 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, closing
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from filelock import FileLock, Timeout
+
 from diffray.cluster.cli.batch_run import Answer, Line, Progress, Reply, Summary, answer_lines
+from diffray.cluster.cli.endpoint import complaint
 from diffray.cluster.cli.evaluation.policies import NamedPolicy
 from diffray.cluster.cli.evaluation.tasks import Item
 
@@ -35,6 +38,8 @@ class Asked:
     items: Sequence[Item]
     samples: int = 1
     seed: int = 0
+    concurrency: int = 8
+    engine: Json = field(default_factory=dict)  # what was typed; a server is {"server": true}
 
     def lines(self, policy: NamedPolicy) -> Iterator[tuple[Item, int, Line]]:
         """Yield the requests of a policy, with the number of the sample.
@@ -55,7 +60,7 @@ class Folder:
     """The files of one policy."""
 
     def __init__(self, out: Path, policy: NamedPolicy, asked: Asked) -> None:
-        self.policy, self.path = policy, out / policy.folder
+        self.policy, self.path, self.asked = policy, out / policy.folder, asked
         self.lines = list(asked.lines(policy))
         self.answers = self.path / "answers.jsonl"
         self.pending = self._prepare()
@@ -65,39 +70,39 @@ class Folder:
 
         An answer that failed is no answer. What was asked otherwise before is refused.
         """
-        about = self.path / "engine.json"
+        about = self.path / "how.json"
         known = {each["custom_id"]: each for each in _read(self.path / "requests.jsonl")}
         asked = {line.custom_id: line.model_dump() for _, _, line in self.lines}
-        engine = json.dumps(self.policy.engine, sort_keys=True)
+        engine = self.asked.engine | self.policy.engine
+        how = json.loads(json.dumps({"engine": engine, "concurrency": self.asked.concurrency}))
         same = all(known.get(name, line) == line for name, line in asked.items())
-        if known and not (same and about.exists() and about.read_text() == engine):
+        if known and not (same and _read(about) == [how]):
             raise ValueError(
-                f"{self.path} holds answers to other requests (another model, policy or seed); "
-                "give another --out, or delete it"
+                f"{self.path} holds answers to other requests (another model, policy, engine, "
+                "concurrency or seed); give another --out, or delete it"
             )
         self.path.mkdir(parents=True, exist_ok=True)
-        about.write_text(engine)
+        _write(about, [how])
         _write(self.path / "requests.jsonl", list((known | asked).values()))
         answered = [each for each in _read(self.answers) if _is_answer(each)]
         _write(self.answers, answered)
         names = {each["custom_id"] for each in answered}
         return [line for _, _, line in self.lines if line.custom_id not in names]
 
-    async def fill(self, answer: Answer, progress: Progress, concurrency: int) -> None:
+    async def fill(self, answer: Answer, progress: Progress) -> None:
         """Append the answers that are missing.
 
         The first requests are sent twice: what an engine does once (compiling, recording graphs)
         counts for no policy.
         """
-        begin, lines = time.monotonic(), self.pending
-        at_once = min(concurrency, len(lines))
+        lines = self.pending
+        at_once = min(self.asked.concurrency, len(lines))
         salt = {"cache_salt": "warm-up"}
         await asyncio.gather(
             *(answer(line.url, line.body | salt) for line in lines[:at_once]),
             return_exceptions=True,
         )
         await answer_lines(iter(lines), self.answers, _timed(answer), progress, at_once)
-        progress.summary.seconds += time.monotonic() - begin
 
     def score(self) -> list[Json]:
         """Return a row for each answer, and write them."""
@@ -114,14 +119,15 @@ class Folder:
 
     def failures(self) -> list[str]:
         """Return why requests failed."""
+        names = {line.custom_id for _, _, line in self.lines}
         failed = (each for each in _read(self.answers) if not _is_answer(each))
-        return [json.dumps(each["error"] or each["response"]["body"]) for each in failed]
+        return [_reason(each) for each in failed if each["custom_id"] in names]
 
 
 def row_of(policy: str, item: Item, sample: int, body: Json) -> Json:
     """Return what an evaluation keeps of an answer, whose tokens it counts as a benchmark does."""
     choice = body["choices"][0]
-    text = choice["message"]["content"] if "message" in choice else choice["text"]
+    text = (choice["message"]["content"] if "message" in choice else choice["text"]) or ""
     trajectory = choice["trajectory"]
     ended = choice["finish_reason"] == "stop" and not isinstance(choice["stop_reason"], str)
     length = len(trajectory["token_ids"]) - ended
@@ -138,13 +144,11 @@ def row_of(policy: str, item: Item, sample: int, body: Json) -> Json:
         "logprobs": trajectory["logprobs"][:length],
         "forwards": body["diffusion"]["forwards"],
         **body["eval"],
-        "score": item.score(text or ""),
+        "score": item.score(text),
     }
 
 
-async def answer_all(
-    folders: Sequence[Folder], backend: Backend, concurrency: int, summary: Summary
-) -> None:
+async def answer_all(folders: Sequence[Folder], backend: Backend, summary: Summary) -> None:
     """Send what is pending, policy by policy; those with the same engine share one."""
     engines: dict[str, list[Folder]] = {}
     for folder in folders:
@@ -155,7 +159,7 @@ async def answer_all(
         for engine, group in engines.items():
             async with backend(json.loads(engine)) as answer:
                 for folder in group:
-                    await folder.fill(answer, progress, concurrency)
+                    await folder.fill(answer, progress)
 
 
 def _timed(answer: Answer) -> Answer:
@@ -173,17 +177,32 @@ def _timed(answer: Answer) -> Answer:
 
 
 def run(
-    out: Path, asked: Asked, policies: Sequence[NamedPolicy], backend: Backend, concurrency: int
+    out: Path, asked: Asked, policies: Sequence[NamedPolicy], backend: Backend
 ) -> tuple[Summary, list[Json], list[str]]:
     """Answer what is left; return the counts, the rows of all answers, and why requests failed."""
-    folders = [Folder(out, policy, asked) for policy in policies]
-    summary = summary_of(folders)
+    with locked(out):
+        folders = [Folder(out, policy, asked) for policy in policies]
+        summary = summary_of(folders)
+        try:
+            asyncio.run(answer_all(folders, backend, summary))
+        except KeyboardInterrupt:
+            summary.interrupted = True
+        rows = [row for folder in folders for row in folder.score()]
+        return summary, rows, [each for folder in folders for each in folder.failures()]
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Keep other runs out of a folder."""
     try:
-        asyncio.run(answer_all(folders, backend, concurrency, summary))
-    except KeyboardInterrupt:
-        summary.interrupted = True
-    rows = [row for folder in folders for row in folder.score()]
-    return summary, rows, [each for folder in folders for each in folder.failures()]
+        out.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ValueError(f"--out {out} is a file; name a folder") from None
+    try:
+        with FileLock(out / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise ValueError(f"another run writes into {out}; wait for it, or give another") from None
 
 
 def summary_of(folders: Sequence[Folder]) -> Summary:
@@ -194,14 +213,31 @@ def summary_of(folders: Sequence[Folder]) -> Summary:
 
 
 def _is_answer(line: Json) -> bool:
-    return (line.get("response") or {}).get("status_code") == 200
+    """Whether a request was answered, by a server that says how."""
+    match line.get("response"):
+        case {"status_code": 200, "body": {"choices": [{"trajectory": dict()}], "diffusion": _}}:
+            return True
+    return False
+
+
+def _reason(line: Json) -> str:
+    """Return why a request failed."""
+    if line["error"]:
+        return str(line["error"]["message"])
+    found = line["response"]
+    if found["status_code"] == 200:
+        return "the answer has no trajectory; is the server diffray's?"
+    return complaint(found["body"], found["status_code"])
 
 
 def _read(path: Path) -> list[Json]:
     """Return the lines of a file, without an incomplete last one."""
     if not path.exists():
         return []
-    return [json.loads(text) for text in path.read_bytes().split(b"\n")[:-1] if text]
+    try:
+        return [json.loads(text) for text in path.read_bytes().split(b"\n")[:-1] if text]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it") from None
 
 
 def _write(path: Path, lines: Iterator[Json] | Sequence[Json]) -> None:

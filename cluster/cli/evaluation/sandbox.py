@@ -14,10 +14,15 @@ from typing import Final
 SECONDS: Final = 10.0
 _JAIL: Final = Path(__file__).with_name("jail.py")
 _LONGEST, _SHOWN = 2000, 200  # bytes that are read of what a program says, and shown
-NO_SANDBOX: Final = (
-    "this task runs code that the model wrote, in a sandbox that needs Linux with seccomp on "
-    "x86-64 or ARM 64"
-)
+
+
+def check_sandbox() -> None:
+    """Raise where programs cannot be run."""
+    if said := failure("assert 1 + 1 == 2"):
+        raise ValueError(
+            "the scorer 'code' runs what the model wrote in a sandbox, which needs Linux with "
+            f"seccomp on x86-64 or ARM 64 ({said})"
+        )
 
 
 def failure(program: str, seconds: float = SECONDS) -> str | None:
@@ -55,8 +60,6 @@ def failure(program: str, seconds: float = SECONDS) -> str | None:
             _kill(process)
     if said == token:
         return None
-    if said.startswith("no sandbox"):
-        raise OSError(f"{NO_SANDBOX} ({said.partition(': ')[2]})")
     if late or process.returncode == -signal.SIGXCPU:
         return f"it ran longer than {seconds:g} s"
     return said[:_SHOWN] or f"it ended with status {process.returncode}"

@@ -3,17 +3,24 @@
 import json
 import re
 from collections.abc import Callable, Mapping
+from textwrap import dedent
 from typing import Any, Final
 
 from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
 
 from diffray.cluster.cli.evaluation.sandbox import failure
 
 Row = Mapping[str, Any]
-_NUMBER: Final = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?|[-+]?\.\d+")
-_FENCED: Final = re.compile(r"```[a-zA-Z]*\n(.*?)(?:```|\Z)", re.DOTALL)
+# Thousands may have commas; a hyphen after a letter or a digit is no sign.
+_NUMBER: Final = re.compile(
+    r"(?:(?<!\w)[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?"
+    r"|(?:(?<!\w)[-+])?(?<!\d)\.\d+"
+)
+_FENCED: Final = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 # Where a completion has left the function it was asked for.
 _BEYOND: Final = re.compile(r"\n(?:class |def |#|if __name__|print\(|@|```)")
+_FUTURE: Final = re.compile(r"^from __future__ .*\n", re.MULTILINE)
 _IMPORTS: Final = "from typing import *\nimport math, re, collections, itertools, functools\n"
 
 
@@ -33,9 +40,11 @@ def regex(text: str, row: Row) -> float:
 
 
 def choice(text: str, row: Row) -> float:
-    """The first capital letter that stands alone is the answer."""
-    found = re.search(r"\b[A-Z]\b", text)
-    return float(found is not None and found[0] == row["answer"])
+    """The letter after "answer", or else the first one that stands alone, is the answer."""
+    for pattern in (r"[Aa]nswer\W+(?:is\W+)?([A-Z])\b", r"\b([A-Z])\b(?! [a-z])", r"\b([A-Z])\b"):
+        if found := re.search(pattern, text):
+            return float(found[1] == row["answer"])
+    return 0.0
 
 
 def number(text: str, row: Row) -> float:
@@ -44,7 +53,7 @@ def number(text: str, row: Row) -> float:
 
 
 def last_number(text: str) -> float | None:
-    found = _NUMBER.findall(text)
+    found = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
     return float(found[-1].replace(",", "")) if found else None
 
 
@@ -69,26 +78,37 @@ def as_json(text: str) -> Any:
     fenced = _FENCED.search(text)
     try:
         return json.loads(fenced[1] if fenced else text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
 def code(text: str, row: Row) -> float:
-    """The function passes its tests, as in HumanEval: `check` of `test`, with `entry_point`."""
+    """The function in an answer passes its tests, as in HumanEval: `check` of `test`."""
     return float(failure(program(text, row)) is None)
 
 
+def completion(text: str, row: Row) -> float:
+    """The function that continues the prompt passes its tests."""
+    return float(failure(tested(row["prompt"] + _BEYOND.split(text, maxsplit=1)[0], row)) is None)
+
+
 def program(text: str, row: Row) -> str:
-    """Return what runs the tests: the code block of an answer, or the prompt continued by it."""
-    fenced = _FENCED.search(text)
-    body = fenced[1] if fenced else text
+    """Return what runs the tests of an answer: the code block that has the function, or all."""
     name, prompt = row["entry_point"], row["prompt"]
-    if re.search(rf"^def {re.escape(name)}\b", body, re.MULTILINE):
-        before = prompt[: prompt.rindex(f"def {name}")]  # imports, and functions to call
-        body = f"{before}\n{body}"
-    else:
-        body = prompt + _BEYOND.split(body, maxsplit=1)[0]
-    return f"{_IMPORTS}{body}\n{row['test']}\ncheck({name})\n"
+    defined = re.compile(rf"^def {re.escape(name)}\b", re.MULTILINE)
+    blocks = [dedent(block) for block in _FENCED.findall(text)] or [text]
+    body = next((block for block in blocks if defined.search(block)), None)
+    if body is None:
+        return tested(prompt + _BEYOND.split(blocks[0], maxsplit=1)[0], row)
+    before = defined.split(prompt, maxsplit=1)[0]  # imports, and functions to call
+    return tested(f"{before}\n{body}", row)
+
+
+def tested(body: str, row: Row) -> str:
+    """Return a program with its tests; what must be the first statement comes first."""
+    first = _FUTURE.findall(body)
+    body = _FUTURE.sub("", body)
+    return f"{''.join(first)}{_IMPORTS}{body}\n{row['test']}\ncheck({row['entry_point']})\n"
 
 
 SCORERS: Final[dict[str, Callable[[str, Row], float]]] = {
@@ -100,5 +120,21 @@ SCORERS: Final[dict[str, Callable[[str, Row], float]]] = {
     "json": json_equal,
     "schema": schema,
     "code": code,
+    "completion": completion,
 }
-NEEDS: Final = {"schema": ("schema",), "code": ("prompt", "entry_point", "test")}  # else: answer
+_OF_CODE: Final = ("prompt", "entry_point", "test")
+NEEDS: Final = {"schema": ("schema",), "code": _OF_CODE, "completion": _OF_CODE}  # else: answer
+
+
+def check_row(scorer: str, row: Row) -> None:
+    """Raise ValueError if a scorer cannot score answers to a row."""
+    for name in NEEDS.get(scorer, ("answer",)):
+        if name not in row:
+            raise ValueError(f"the scorer {scorer!r} needs {name!r}")
+    try:
+        if scorer == "regex":
+            re.compile(row["answer"])
+        if scorer == "schema":
+            Draft202012Validator.check_schema(row["schema"])
+    except (re.error, TypeError, SchemaError) as error:
+        raise ValueError(str(error).splitlines()[0]) from None

@@ -9,11 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from jinja2 import StrictUndefined, TemplateError
+from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import Field
 
-from diffray.cluster.cli.evaluation.scorers import NEEDS, SCORERS, Row
+from diffray.cluster.cli.evaluation.sandbox import check_sandbox
+from diffray.cluster.cli.evaluation.scorers import SCORERS, Row, check_row
 from diffray.cluster.control.yaml_file import read_yaml
 from diffray.components.config import Config
 from diffray.components.spelling import did_you_mean
@@ -21,6 +22,12 @@ from diffray.components.spelling import did_you_mean
 BUNDLED: Final = Path(str(files("diffray"))) / "prompts"
 Url = Literal["/v1/chat/completions", "/v1/completions"]
 Json = dict[str, Any]
+ALL: Final = "all"  # how a report calls its tasks together
+
+
+Scorer = Literal[
+    "exact", "contains", "regex", "choice", "number", "json", "schema", "code", "completion"
+]
 
 
 class Task(Config):
@@ -30,9 +37,7 @@ class Task(Config):
     template: str = Field(
         "{{ prompt }}", description="The prompt, a Jinja template over the fields of a row."
     )
-    scorer: Literal["exact", "contains", "regex", "choice", "number", "json", "schema", "code"] = (
-        Field("exact", description="How answers are scored.")
-    )
+    scorer: Scorer = Field("exact", description="How answers are scored.")
     max_tokens: int = Field(256, ge=1, description="The most tokens of an answer.")
     chat: bool = Field(True, description="Ask as a chat; else let the model continue the prompt.")
     stop: list[str] = Field([], description="Texts that end an answer.")
@@ -56,7 +61,10 @@ class Item:
 
     @property
     def prompt(self) -> str:
-        return str(self.body.get("prompt") or self.body["messages"][-1]["content"])
+        """The text that is asked; of a conversation the last message."""
+        if "prompt" in self.body:
+            return str(self.body["prompt"])
+        return str(self.body["messages"][-1].get("content", ""))
 
     def score(self, text: str) -> float:
         return SCORERS[self.scorer](text, self.row)
@@ -65,11 +73,15 @@ class Item:
 def read_items(names: str, limit: int | None) -> list[Item]:
     """Return the questions of comma-separated tasks: bundled ones, or files."""
     found: dict[str, list[Item]] = {}
-    for name in names.split(","):
+    for name in map(str.strip, names.split(",")):
         for title, task, folder in _named(name):
+            if title == ALL:
+                raise ValueError(f"no task may be called {ALL!r}; rename the file")
             if title in found:
                 raise ValueError(f"--tasks has {title!r} twice; leave one out")
             found[title] = list(items(title, task, folder, limit))
+    if any(item.scorer in ("code", "completion") for each in found.values() for item in each):
+        check_sandbox()
     return [item for each in found.values() for item in each]
 
 
@@ -96,7 +108,7 @@ def _named(name: str) -> Iterator[tuple[str, Task, Path]]:
 def tasks_of(path: Path) -> dict[str, Task]:
     """Return the tasks of a YAML file: names, each with a task."""
     given = read_yaml(path)
-    if not isinstance(given, dict) or not all(isinstance(each, dict) for each in given.values()):
+    if not given or not isinstance(given, dict) or not all(map(_is_mapping, given.values())):
         raise ValueError(f"{path}: expected names, each with a task: mine: {{data: mine.jsonl}}")
     try:
         return {str(name): Task(**each) for name, each in given.items()}
@@ -104,14 +116,22 @@ def tasks_of(path: Path) -> dict[str, Task]:
         raise ValueError(f"{path}: {error}") from None
 
 
+def _is_mapping(given: object) -> bool:
+    return isinstance(given, dict) and all(isinstance(name, str) for name in given)
+
+
 def items(title: str, task: Task, folder: Path, limit: int | None) -> Iterator[Item]:
     """Yield at most `limit` questions of a task."""
+    if bool(task.shots) != bool(task.shot):
+        raise ValueError(
+            f"task {title!r}: shots says how many examples there are, shot how they look"
+        )
     path = folder / task.data
     try:
         rows = list(_rows(path))
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
-    asked = rows[: len(rows) - task.shots]
+    asked = rows[: max(len(rows) - task.shots, 0)]
     if not asked:
         raise ValueError(
             f"{path} has {len(rows)} rows, too few to ask one after {task.shots} shots"
@@ -120,9 +140,10 @@ def items(title: str, task: Task, folder: Path, limit: int | None) -> Iterator[I
     seen: set[str] = set()
     for number, row in islice(asked, limit):
         place = f"{path}, line {number}"
-        for needed in NEEDS.get(task.scorer, ("answer",)):
-            if needed not in row:
-                raise ValueError(f"{place}: the scorer {task.scorer!r} needs {needed!r}")
+        try:
+            check_row(task.scorer, row)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
         name = str(row.get("id", number))
         if name in seen:
             raise ValueError(f"{place}: the id {name!r} is there twice; ids must differ")
@@ -130,14 +151,17 @@ def items(title: str, task: Task, folder: Path, limit: int | None) -> Iterator[I
         body: Json = {"max_tokens": task.max_tokens, "temperature": 0}
         if task.stop:
             body["stop"] = task.stop
+        if task.guided and "schema" not in row:
+            raise ValueError(f"{place}: guided answers need 'schema'")
         if task.guided:
             body["structured_outputs"] = {"json": row["schema"]}
-        prompt = shown + _filled(task.template, row, place)
-        if task.chat:
-            messages = row.get("messages") or [{"role": "user", "content": prompt}]
-            body["messages"] = messages
+        if "messages" in row:
+            body["messages"] = _messages(row["messages"], task, place)
+        elif task.chat:
+            prompt = shown + _filled(task.template, row, place)
+            body["messages"] = [{"role": "user", "content": prompt}]
         else:
-            body["prompt"] = prompt
+            body["prompt"] = shown + _filled(task.template, row, place)
         url: Url = "/v1/chat/completions" if task.chat else "/v1/completions"
         yield Item(title, name, url, body, task.scorer, row)
 
@@ -161,9 +185,16 @@ _JINJA: Final = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_tr
 
 
 def _filled(template: str, row: Mapping[str, Any], place: str) -> str:
-    if "messages" in row and template == Task.model_fields["template"].default:
-        return ""
     try:
         return _JINJA.from_string(template).render(row)
-    except TemplateError as error:
+    except Exception as error:  # a template is a program: it may divide by zero
         raise ValueError(f"{place}: {error}, for the template {template!r}") from None
+
+
+def _messages(given: Any, task: Task, place: str) -> list[Json]:
+    """Check the conversation of a row, which needs no template."""
+    if not task.chat or task.shots or "template" in task.model_fields_set:
+        raise ValueError(f"{place}: a row with messages takes no template, shots or chat: false")
+    if not given or not isinstance(given, list) or not all(isinstance(m, dict) for m in given):
+        raise ValueError(f"{place}: messages must be a list of objects")
+    return given

@@ -8,7 +8,7 @@ fastest wins whose loss is, with 95 % confidence, at most the one allowed.
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil
 from pathlib import Path
@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from diffray.cluster.cli.batch_run import Answer, Progress
 from diffray.cluster.cli.evaluation.policies import NamedPolicy
-from diffray.cluster.cli.evaluation.report import scores_of, summarize
+from diffray.cluster.cli.evaluation.report import as_table, scores_of, summarize
 from diffray.cluster.cli.evaluation.run import Asked, Folder, summary_of
-from diffray.cluster.cli.evaluation.statistics import Estimate, difference
+from diffray.cluster.cli.evaluation.statistics import Estimate, difference, largest
 
 Json = dict[str, Any]
 ERROR: Final = 0.05  # the chance to choose a policy that loses more than allowed
@@ -40,6 +40,8 @@ class Candidate:
     policy: NamedPolicy
     made: Json
     loss: Estimate  # of accuracy; its high end is the guard
+    counts: tuple[float, float, int]  # points that it loses, that it gains, and questions
+    z: float
 
     @property
     def speed(self) -> float:
@@ -47,11 +49,13 @@ class Candidate:
 
     def needed(self, allowed: float) -> int | None:
         """Return about how many questions would show that no more is lost, if that seems so."""
-        middle = (self.loss.low + self.loss.high) / 2
-        if middle >= allowed:
+        if self.loss.value >= allowed:
             return None
-        half: float = (self.loss.high - middle) / (allowed - middle)
-        return ceil(int(self.made["items"]) * half * half)
+        lost, gained, n = self.counts
+        times = 1.0
+        while largest(times * lost, times * gained, times * n, self.z) > allowed:
+            times *= 1.05
+        return ceil(times * n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class Outcome:
     rejected: int
     unmeasured: int  # for want of time
     questions: int
+    refused: dict[str, str]  # why policies got no answers
 
 
 def space(accepts: Json) -> list[NamedPolicy]:
@@ -100,27 +105,34 @@ class Tuning:
     out: Path
     asked: Asked
     answer: Answer
-    concurrency: int
     allowed: float  # loss of accuracy
     end: float  # when no measurement begins any more, by time.monotonic()
     rejected: int = 0
     unmeasured: int = 0
+    refused: dict[str, str] = field(default_factory=dict)  # why policies got no answers
 
     async def best(self, policies: Sequence[NamedPolicy]) -> Outcome:
-        """Return the policy that is chosen."""
-        left, found = list(policies), list[Candidate]()
-        *rounds, questions = sizes(len(self.asked.items))
-        for size in rounds:
-            found = self._kept(compared(await self._measure(left, size), self.concurrency, z_of(1)))
+        """Return the policy that is chosen.
+
+        All policies are tested on the same questions, so each test errs as seldom as all may.
+        """
+        z = NormalDist().inv_cdf(1 - ERROR / max(len(policies) - 1, 1))
+        left, found, asked = list(policies), list[Candidate](), 0
+        for size in sizes(len(self.asked.items)):
+            if found and (len(left) == 1 or time.monotonic() > self.end):
+                self.unmeasured += len(left) - 1
+                break
+            measured = compared(await self._measure(left, size), self.asked.concurrency, z)
+            found, asked = [each for each in measured if each.loss.low <= self.allowed], size
+            self.rejected += len(measured) - len(found)
             better = better_half(found[1:], self.allowed)
             left = [each.policy for each in (found[0], *better)]
-        measured = await self._measure(left, questions)
-        found = self._kept(compared(measured, self.concurrency, z_of(len(left) - 1)))
         reference, *finalists = found
         finalists.sort(key=lambda each: -each.speed)
         holding = (each for each in finalists if each.loss.high <= self.allowed)
         chosen = next((each for each in holding if each.speed > reference.speed), reference)
-        return Outcome(chosen, reference, finalists, self.rejected, self.unmeasured, questions)
+        counts = self.rejected, self.unmeasured, asked
+        return Outcome(chosen, reference, finalists, *counts, self.refused)
 
     async def _measure(
         self, policies: Sequence[NamedPolicy], questions: int
@@ -135,22 +147,14 @@ class Tuning:
                     self.unmeasured += 1
                     continue
                 if folder.pending:
-                    await folder.fill(self.answer, progress, self.concurrency)
-                if failures := folder.failures():
-                    raise ValueError(f"policy {folder.policy.name!r}: {failures[0]}")
-                found.append((folder.policy, folder.score()))
+                    await folder.fill(self.answer, progress)
+                if not (failures := folder.failures()):
+                    found.append((folder.policy, folder.score()))
+                elif not found:
+                    raise ValueError(f"the reference {folder.policy.name!r} fails: {failures[0]}")
+                else:
+                    self.refused[folder.policy.name] = failures[0]
         return found
-
-    def _kept(self, found: list[Candidate]) -> list[Candidate]:
-        """Return those that do not lose more than allowed for certain."""
-        kept = [each for each in found if each.loss.low <= self.allowed]
-        self.rejected += len(found) - len(kept)
-        return kept
-
-
-def z_of(tests: int) -> float:
-    """Return the bound of one of several tests, so that all together err as seldom as one may."""
-    return NormalDist().inv_cdf(1 - ERROR / max(tests, 1))
 
 
 def compared(
@@ -162,16 +166,21 @@ def compared(
     for policy, rows in measured:
         first = first or rows
         scores, base = scores_of(rows), scores_of(first)
-        names = list(base)
-        loss = difference([scores[each] for each in names], [base[each] for each in names], z)
-        found.append(Candidate(policy, summarize(rows, first, concurrency), loss))
+        lost = [base[name] - scores[name] for name in base]
+        loss = difference([scores[name] for name in base], list(base.values()), z)
+        counts = sum(max(each, 0) for each in lost), sum(max(-each, 0) for each in lost), len(lost)
+        made = summarize(rows, first, concurrency)
+        found.append(Candidate(policy, made, loss, counts, z))
     return found
 
 
 def better_half(candidates: list[Candidate], allowed: float) -> list[Candidate]:
-    """Return half of the candidates: the fastest that seem accurate, and the surest ones."""
+    """Return half of the candidates: the fastest that seem accurate, and those easiest to prove.
+
+    These have the fewest scores that differ from the reference's.
+    """
     fast = sorted(candidates, key=lambda each: (each.loss.value > allowed, -each.speed))
-    sure = sorted(candidates, key=lambda each: (each.loss.high, -each.speed))
+    sure = sorted(candidates, key=lambda each: (each.loss.high - each.loss.low, -each.speed))
     turns = [each for pair in zip(fast, sure, strict=True) for each in pair]
     places = max(ceil(len(candidates) / 2), FINALISTS)
     names = list(dict.fromkeys(each.policy.name for each in turns))[:places]
@@ -195,6 +204,8 @@ def as_yaml(outcome: Outcome, asked: Asked, tasks: str, allowed: float) -> str:
         f"{own['tokens_per_forward'].value:.2f} tokens per forward, the reference's "
         f"{base['tokens_per_forward'].value:.2f}",
     ]
+    if asked.engine:
+        lines.append(f"engine: {', '.join(f'{k} {v}' for k, v in asked.engine.items())}")
     if chosen is reference:
         lines[1:] = ["no other policy is faster and certain to lose no more than allowed"]
     comments = "".join(f"# {line}\n" for line in lines)
@@ -205,7 +216,7 @@ def as_yaml(outcome: Outcome, asked: Asked, tasks: str, allowed: float) -> str:
 def table(outcome: Outcome, allowed: float) -> str:
     """Return the policies that answered all questions, the fastest first."""
     headings = "policy", "accuracy", "points lost, at most", "questions needed"
-    lines = [(*headings, "tokens/s", "faster"), ("---",) * 6]
+    lines = list[tuple[str, ...]]()
     for each in [outcome.reference, *outcome.finalists]:
         lost = needed = ""
         if each is not outcome.reference:
@@ -214,8 +225,9 @@ def table(outcome: Outcome, allowed: float) -> str:
         faster = f"{each.speed / outcome.reference.speed:.2f}"
         accuracy = f"{each.made['accuracy'].value:.1%}"
         lines.append((each.policy.name, accuracy, lost, needed, f"{each.speed:.1f}", faster))
-    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    text += f"\nPolicies that certainly lose more than allowed: {outcome.rejected}"
+    text = as_table((*headings, "tokens/s", "faster"), lines)
+    text += f"\n\nPolicies that certainly lose more than allowed: {outcome.rejected}"
     if outcome.unmeasured:
         text += f"; left out for want of time: {outcome.unmeasured}"
-    return f"{text}.\n"
+    refused = "".join(f"{name}: {why}\n" for name, why in outcome.refused.items())
+    return f"{text}.\n{refused}"

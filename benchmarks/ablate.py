@@ -1,6 +1,6 @@
 """Compares settings of one engine: they take turns at the same work, and ratios are to the first.
 
-    python -m benchmarks.ablate demo "" decoder=lopa "decoder=threshold decoder.threshold=0.7"
+    python -m benchmarks.ablate demo "" decoder=credit "decoder=threshold decoder.threshold=0.7"
     python -m benchmarks.ablate demo at_once=1 at_once=8
     python -m benchmarks.ablate /tmp/llada-100m "" quantization=int8 quantization=w8a8
     python -m benchmarks.ablate demo-llada2 --input-len 32 --common 512 \

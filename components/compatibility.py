@@ -108,12 +108,6 @@ TABLE: Final = (
         ("soft", "unforeseen", "moving window", "guidance", "pinned", *_NOT_COPIED),
         "leave it out, or set speculation to null",
     ),
-    Rule(
-        "decoder {decoder!r}",
-        lambda a: a.policy.decoder.lookahead(),
-        ("soft", "moving window", "guidance", "pinned", *_NOT_COPIED),
-        "leave it out, or use 'threshold'",
-    ),
     # A canvas of noise has no final tokens before its end, and its sampler no filters.
     Rule(
         "iteration {iteration!r}, the only one of this model",
@@ -162,7 +156,7 @@ def reads_back(asked: Asked) -> bool:
 
 def _unforeseen(decoder: Decoder) -> bool:
     remembers = decoder.gain() is not None
-    return decoder.edits or remembers or decoder.measures or decoder.lookahead() > 0
+    return decoder.edits or remembers or decoder.measures
 
 
 def grown_by(params: "DiffusionParams", decoder: Decoder, spec: ModelSpec, *, causal: bool) -> int:

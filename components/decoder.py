@@ -54,10 +54,6 @@ class Decoder(PolicyPart, ABC):
         """
         return None
 
-    def lookahead(self) -> int:
-        """Return how many branches a forward tries beside the row's canvas, if there is room."""
-        return 0
-
     def settle_steps(self) -> int:
         """Return how many steps may follow once a block has no masks.
 

@@ -34,7 +34,6 @@ from diffray.components.decoders.entropy_bound import EntropyBound
 from diffray.components.decoders.factor import Factor
 from diffray.components.decoders.fixed import Fixed
 from diffray.components.decoders.hierarchy import Hierarchy
-from diffray.components.decoders.lopa import Lopa
 from diffray.components.decoders.origin import Origin
 from diffray.components.decoders.schedule import Schedule
 from diffray.components.decoders.sequential import Sequential
@@ -83,7 +82,6 @@ AnyDecoder = Annotated[
     | BudgetThreshold
     | EntropyBound
     | Sequential
-    | Lopa
     | WholeSlots,
     Field(discriminator="kind"),
     OrKind(),

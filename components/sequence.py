@@ -78,7 +78,7 @@ class Sequence:
     kv: StoredKV = field(default_factory=StoredKV)
     uncond: Copy | None = None  # of a guided sequence: its canvas without prompt and suffix
     best: Copy | None = None  # of a canvas of noise: the most probable tokens so far
-    copies: list[Copy] = field(default_factory=list)  # lent for a while: drafts, or branches
+    copies: list[Copy] = field(default_factory=list)  # drafts, lent for a while
     acceptance: DraftAcceptance = field(default_factory=DraftAcceptance)  # of its drafts
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Lends copies to sequences: drafts as long as they pay, branches while there are few rows."""
+"""Lends copies to sequences: drafts, as long as they pay."""
 
 from collections.abc import Sequence as Items
 from typing import Final
@@ -32,7 +32,7 @@ class CopyPool:
         self._records: dict[tuple[Decoder, bool], Record] = {}  # by decoder, and whether greedy
 
     def allot(self, sequences: Items[Sequence], *, waiting: bool = False) -> bool:
-        """Give each sequence as many drafts or branches as pay while these sequences run together.
+        """Give each sequence as many drafts as pay while these sequences run together.
 
         If too little is known of how often drafts are right, one is made and checked but not run.
         While other requests wait for memory there are no copies. Returns whether any sequence's
@@ -77,17 +77,14 @@ class CopyPool:
         sequence = own.sequence
         copies, acceptance = sequence.copies, sequence.acceptance
         masks = int(sequence.block.masked.sum()) if copies else 0  # each step takes one
-        drafts = sequence.policy.speculation is not None
         acceptance.lent = masks > 1
         acceptance.made = acceptance.lent and copies[0].ready
         for number, copy in enumerate(copies[: self.running.get(sequence, 0)], 1):
-            ahead = number if drafts else 0
-            window = sequence.policy.cache.window(sequence, step + ahead)
-            start, stop = sequence.policy.cache.window(sequence, step + ahead + 1)
+            window = sequence.policy.cache.window(sequence, step + number)
+            start, stop = sequence.policy.cache.window(sequence, step + number + 1)
             if window != (own.start, own.stop) or start > own.start or stop < own.stop:
                 break
-            most = masks - (drafts or masks == 1)  # each leaves a mask
-            if not copy.ready or number > most or not self._cover(copy, own):
+            if not copy.ready or number >= masks or not self._cover(copy, own):
                 break
             found.append(own._replace(copy=copy))
         acceptance.run = len(found)
@@ -107,7 +104,7 @@ class CopyPool:
             self.kv.copy(pages, onto)
 
     def _wanted(self, sequences: Items[Sequence]) -> dict[Sequence, int]:
-        """Return how many copies to lend: an equal share for branches, then drafts that pay.
+        """Return how many drafts of each sequence pay.
 
         A draft gains its chance to be right, in steps, and costs its positions. It pays if it gains
         more steps per position than the forward without it, overhead included. The likeliest drafts
@@ -119,10 +116,6 @@ class CopyPool:
             most = min(most, max(self.most_windows - len(sequences), 0))
         if not sequences or not self.overhead:
             return wanted
-        for sequence in sequences:
-            share = min(sequence.policy.decoder.lookahead(), most // len(sequences))
-            if share:
-                wanted[sequence] = share
         offers = [
             (sequence.acceptance.rate**ahead, sequence)
             for sequence in sequences
@@ -133,10 +126,9 @@ class CopyPool:
             return wanted
         offers.sort(key=lambda offer: -offer[0])
         sizes = {sequence: _size(sequence) for sequence in sequences}
-        lent = sum(wanted.values())
-        cost = self.overhead + sum(sizes[s] * (1 + wanted.get(s, 0)) for s in sequences)
+        cost = self.overhead + sum(sizes.values())
         steps = float(len(sequences))
-        for rate, sequence in offers[: most - lent]:
+        for rate, sequence in offers[:most]:
             if rate * cost <= steps * sizes[sequence]:
                 continue
             wanted[sequence] = wanted.get(sequence, 0) + 1

@@ -149,7 +149,7 @@ class EngineOptions(Config):
         None,
         ge=0,
         description="The fixed cost of a forward, as a number of positions: the larger it is, the "
-        "more drafts speculation and `introspective` run; 0: no drafts, and no branches of `lopa`. "
+        "more drafts speculation and `introspective` run; 0: no drafts. "
         "Default: by device and model.",
     )
     cpu_threads: int | None = Field(

@@ -37,7 +37,7 @@ class Slots:
         vocab_size: int = 0,  # for the noise
     ) -> None:
         # Canvases of sequences, of their copies without the prompt or with best tokens, and of
-        # drafts and branches; padding writes to the last row.
+        # drafts; padding writes to the last row.
         shape = (2 * num_slots + MOST_COPIES + 1, length)
         self.num_slots = num_slots
         self.mask_token_id, self.vocab_size = mask_token_id, vocab_size

@@ -16,7 +16,6 @@ from diffray.components.decoders.entropy_bound import EntropyBound
 from diffray.components.decoders.factor import Factor
 from diffray.components.decoders.fixed import Fixed
 from diffray.components.decoders.hierarchy import Hierarchy
-from diffray.components.decoders.lopa import Lopa
 from diffray.components.decoders.origin import Origin
 from diffray.components.decoders.schedule import Schedule
 from diffray.components.decoders.sequential import Sequential
@@ -77,8 +76,6 @@ ACCEPTED: list[tuple[Decoder, tuple[float, ...], list[int]]] = [
     (EntropyBound(gamma=0.61), NATS, [0, 1, 2, 4]),
     (EntropyBound(gamma=0), (1.0, 1.0, 0.5, 0.4), [0, 1, 2]),
     (EntropyBound(gamma=9), (-0.1, 0.5, -0.2), [1]),
-    (Lopa(threshold=0.5), (0.5, 0.7, DECIDED, 0.6), [1, 3]),
-    (Lopa(threshold=0.5), (0.5, DECIDED, 0.5, 0.4), [0]),
 ]
 
 
@@ -253,7 +250,7 @@ def test_origin_decides_each_position_at_a_time_of_its_own() -> None:
         Threshold(), Threshold(steps_per_block=5), Fixed(), Hierarchy(), Factor(), Credit(), Edit(),
         Edit(preset="quality", steps_per_block=5), Schedule(order="probability"),
         Schedule(order="margin"), Schedule(order="entropy"), Origin(steps=5),
-        BudgetThreshold(steps=3, threshold=0.5), EntropyBound(gamma=0.7), Lopa(threshold=0.8),
+        BudgetThreshold(steps=3, threshold=0.5), EntropyBound(gamma=0.7),
     ],
     ids=lambda d: d.kind,
 )  # fmt: skip

@@ -37,7 +37,7 @@ _DECODERS: list[dict[str, object]] = [
     {"kind": "origin", "steps": 12},
     {"kind": "budget_threshold", "threshold": 0.3, "steps": 12},
     {"kind": "entropy_bound", "gamma": 2.0},
-]  # not `lopa`, whose tokens depend on the room that others leave
+]
 _WITH_THRESHOLD = "threshold", "hierarchy", "credit", "edit"
 # Those that run these policies; tests/workers/test_self_speculation.py has the others.
 _FAMILIES = [name for name in MASKED if name not in ("idlm", "nemotron_labs_diffusion")]

@@ -177,12 +177,12 @@ class Drafted(NamedTuple):
 
 
 def run_drafted(mesh: Mesh, model: str, *, speculation: bool = True) -> Drafted:
-    """Answer with `fixed` and `threshold`, greedily and not, and try branches beside them."""
+    """Answer with `fixed` and `threshold`, greedily and not, and `factor` beside them."""
     engine = engine_of(mesh, model, max_model_len=128, page_size=8, draft_overhead=10_000)
     verify: dict[str, Any] = {"speculation": {"kind": "verify", "drafts": 3}} if speculation else {}
     fixed = {"decoder": {"kind": "fixed", "steps": 24}} | verify
-    lopa = {"decoder": {"kind": "lopa", "threshold": 0.3, "branches": 3}}
-    policies = [fixed, lopa, fixed, {"decoder": {"kind": "threshold", "threshold": 0.3}} | verify]
+    factor = {"decoder": "factor"}
+    policies = [fixed, factor, fixed, {"decoder": {"kind": "threshold", "threshold": 0.3}} | verify]
     requests = []
     for uid, policy in enumerate(policies):
         params = SamplingParams(

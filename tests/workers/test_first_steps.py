@@ -86,7 +86,6 @@ def test_decoders_caches_and_seeds_may_differ() -> None:
             {"decoder": "credit", "cache": "prefix"},
             {"decoder": "edit", "cache": "vicinity"},
             {"decoder": "entropy_bound"},
-            {"decoder": "lopa"},
             {"speculation": {"kind": "verify"}},
         ],
         start=1,

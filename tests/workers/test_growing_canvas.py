@@ -32,7 +32,6 @@ def growing(policy: dict[str, Any], length: int = CANVAS) -> dict[str, Any]:
 PENALIZED: dict[str, Any] = {"temperature": 0.7, "seed": 5, "frequency_penalty": 0.4}
 WITHOUT_WORDS: dict[str, Any] = {"bad_token_sequences": ((7, 8), (3, 4, 5), (20, 21))}
 PLAIN: list[dict[str, Any]] = [
-    {"decoder": {"kind": "lopa", "threshold": 0.6}},
     {"decoder": {"kind": "sequential"}},
     {"decoder": {"kind": "threshold"}, "speculation": {"kind": "verify", "drafts": 2}},
     {"iteration": {"kind": "blockwise", "early_stop": False}},

@@ -28,7 +28,6 @@ NOT_SAMPLING = "prompt", "suffix", "resume", "grammar"
 UNKNOWN = "not in the vocabulary"
 NOTHING_LEFT = "leave no token except"
 NO_FIT = "do not fit"
-LOPA = {"decoder": {"kind": "lopa"}}
 VERIFY = {"speculation": {"kind": "verify"}}
 
 
@@ -152,8 +151,7 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("copies", "given", "field"),
     [
-        *((copies, *row) for copies in (LOPA, VERIFY) for row in OTHERS),
-        (LOPA, {"diffusion": VERIFY}, "diffusion.decoder"),
+        *((VERIFY, *row) for row in OTHERS),
         (VERIFY, {"diffusion": {"decoder": {"kind": "edit"}}}, "diffusion.decoder"),
         (VERIFY, {"diffusion": {"decoder": {"kind": "credit"}}}, "diffusion.decoder"),
         (VERIFY, {"diffusion": {"decoder": {"kind": "schedule"}}}, "diffusion.decoder"),

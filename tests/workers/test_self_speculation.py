@@ -240,7 +240,6 @@ def test_two_ranks_equal_one(name: str) -> None:
         ({"iteration": "autoregressive", "decoder": "threshold"}, "decoder does not go with"),
         ({"iteration": "autoregressive", "cfg_scale": 1}, "cfg_scale does not go with"),
         ({"iteration": "self_speculation", "decoder": "fixed"}, "use 'threshold' or 'sequential'"),
-        ({"iteration": "self_speculation", "decoder": "lopa"}, "use 'threshold' or 'sequential'"),
         ({"iteration": "self_speculation", "speculation": {"kind": "verify"}}, "leave it out"),
         ({"iteration": "self_speculation", "zero_confidence_token_ids": [3]}, "leave it out"),
         ({"iteration": "soft"}, "use 'block_diffusion'"),

@@ -53,7 +53,7 @@ def _serve(pipe: Connection, model: str, max_model_len: int | None) -> None:
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.set_num_threads(1)
-    # Drafts and branches are run whatever they cost.
+    # Drafts are run whatever they cost.
     wanted = EngineConfig(max_model_len=max_model_len, draft_overhead=10_000)
     engine, tokenizer = load_local(model, wanted)
     service = Service(engine, tokenizer, (model,), scheduling_policy="priority")

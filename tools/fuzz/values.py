@@ -39,14 +39,14 @@ NUMBERS: tuple[int | float, ...] = (
 WORDS = ("auto", "none", "user", "assistant", "threshold", "dual", "exact", "soft", "kind", "x")
 KINDS = (
     *("threshold", "fixed", "hierarchy", "credit", "factor", "edit", "schedule", "origin"),
-    *("budget_threshold", "entropy_bound", "sequential", "lopa"),
+    *("budget_threshold", "entropy_bound", "sequential"),
     *("none", "prefix", "dual", "vicinity", "exact", "sub_block"),
     *("blockwise", "first_token", "block_diffusion", "sub_blocks", "soft"),
 )
 PARAMETERS = (
     *("threshold", "steps", "low_threshold", "decay", "alpha", "boost", "factor"),
     *("before", "after", "warmup", "refresh", "early_stop"),
-    *("branches", "steps_per_block", "sub_block_length", "gamma", "order", "preset"),
+    *("steps_per_block", "sub_block_length", "gamma", "order", "preset"),
 )
 
 

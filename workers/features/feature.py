@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """A canvas of a sequence: its own, a draft of it after some more steps, or a branch."""
+    """A canvas of a sequence: its own, or a draft of it after some more steps."""
 
     sequence: Sequence
     copy: Copy | None = None
-    ahead: int = 0  # steps; 0: a branch, if the canvas is not the sequence's own
+    ahead: int = 0  # steps
 
     @property
     def step(self) -> int:
@@ -47,17 +47,13 @@ class Row(NamedTuple):
 
 
 def rows_of(sequences: Items[Sequence]) -> list[Row]:
-    """Return the sequences' own rows, then those of all drafts and branches."""
-    copies = [
-        Row(s, copy, 0 if s.policy.speculation is None else number)
-        for s in sequences
-        for number, copy in enumerate(s.copies, 1)
-    ]
+    """Return the sequences' own rows, then those of all drafts."""
+    copies = [Row(s, copy, number) for s in sequences for number, copy in enumerate(s.copies, 1)]
     return [*map(Row, sequences), *copies]
 
 
 def copy_canvases(rows: Items[Row], slots: Slots) -> None:
-    """Give new drafts and branches their sequence's canvas."""
+    """Give new drafts their sequence's canvas."""
     new = [(row.sequence.slot, row.slot) for row in rows if row.copy and not row.copy.ready]
     if new:
         own_N, new_N = send(torch.tensor(new), slots.device).unbind(1)

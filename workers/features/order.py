@@ -7,7 +7,6 @@ of whole slots come after it.
 
 from typing import Final
 
-from diffray.workers.features.branches import Branches
 from diffray.workers.features.credit import Credit
 from diffray.workers.features.distributions import Distributions
 from diffray.workers.features.drafts import Drafts
@@ -30,7 +29,6 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     ImageInputs,
     SubBlocks,
     Edits,
-    Branches,
     SlotLengths,
     Renoising,
     Drafting,

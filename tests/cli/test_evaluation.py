@@ -1,5 +1,6 @@
 """An evaluation asks all policies the same, loses and repeats nothing, and reports what is so."""
 
+import asyncio
 import json
 import os
 import signal
@@ -209,6 +210,40 @@ class TestReport:
             assert "another run writes into" in said
         (tmp_path / "file").write_text("")
         assert "is a file; name a folder" in evaluate(tmp_path / "file").stderr
+        assert "name an empty folder" in evaluate(tmp_path).stderr
+
+    def test_a_policy_that_fits_no_model_is_refused_before_others_run(self, tmp_path: Path) -> None:
+        out, policies = tmp_path / "out", tmp_path / "p.yaml"
+        policies.write_text("good: {cache: dual}\nbad: {cache: exact}\n")
+        asked = ["eval", "demo", "--tasks", "demo", "--limit", "1", "--policies", str(policies)]
+        result = CliRunner().invoke(app, [*asked, "--out", str(out), *LOCAL])
+        assert "policy 'bad': " in result.stderr
+        assert "does not fit this model" in result.stderr
+        assert not (out / "good" / "answers.jsonl").read_text()
+
+    def test_each_task_has_its_own_time(self, tmp_path: Path) -> None:
+        """Two tasks of four answers, each of which takes a while: two run at once."""
+        for name in "ab":
+            lines = (json.dumps({"prompt": f"{name}{n}", "answer": "yes"}) for n in range(4))
+            (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+
+        @asynccontextmanager
+        async def backend(_: dict[str, Any]) -> AsyncGenerator[Answer, None]:
+            async def answer(url: str, body: dict[str, Any]) -> Reply:
+                prompt = body["messages"][0]["content"]
+                await asyncio.sleep(0.3 if prompt == "a3" else 0.1)
+                return Reply(200, "id", made("" if prompt == "a0" else "yes"))
+
+            yield answer
+
+        items = read_items(f"{tmp_path / 'a.jsonl'}, {tmp_path / 'b.jsonl'}", None)
+        policy = NamedPolicy("p")
+        _, rows, _ = run(tmp_path / "out", Asked("m", items, concurrency=2), [policy], backend)
+        found = reports.report([policy], rows, {"concurrency": 2, "model": "m"})["tasks"]
+        seconds = {name: made["p"]["seconds"] for name, made in found.items()}
+        assert seconds["all"] == pytest.approx(seconds["a"] + seconds["b"])
+        assert seconds["b"] == pytest.approx(0.2, abs=0.1)
+        assert [*reports.remarks(found["a"])] == ["p: 1 empty answers"]
 
 
 def made(text: str) -> dict[str, Any]:
@@ -235,6 +270,7 @@ class TestPolicies:
             "b: {decoder: [{kind: fixed, steps: [8, 16]}, sequential], temperature: 0.5}\n"
             "c: {zero_confidence_token_ids: [1, 2], engine: {quantization: int8}}\n"
             "d:\n"
+            "f: {diffusion: {cache: dual}}\n"
             "e: {decoder: [{kind: factor, factor: 1.0}, {kind: factor, factor: 0.5}]}\n"
         )
         found = {each.name: each for each in read_policies(path)}
@@ -242,7 +278,7 @@ class TestPolicies:
             "a threshold=0.7 cache=none", "a threshold=0.7 cache=dual",
             "a threshold=0.9 cache=none", "a threshold=0.9 cache=dual",
             "b decoder=fixed steps=8", "b decoder=fixed steps=16", "b decoder=sequential",
-            "c", "d", "e decoder=factor,1.0", "e decoder=factor,0.5",
+            "c", "d", "f", "e decoder=factor,1.0", "e decoder=factor,0.5",
         ]  # fmt: skip
         assert found["a threshold=0.7 cache=dual"].request == {
             "diffusion": {"decoder": {"kind": "threshold", "threshold": 0.7}, "cache": "dual"}
@@ -250,7 +286,11 @@ class TestPolicies:
         assert found["b decoder=sequential"].request["temperature"] == 0.5
         assert found["c"].request == {"diffusion": {"zero_confidence_token_ids": [1, 2]}}
         assert (found["c"].engine, found["d"].request) == ({"quantization": "int8"}, {})
+        assert found["f"].request == {"diffusion": {"cache": "dual"}}
         assert [label for label, _ in alternatives({"x": 1})] == [""]
+        path.write_text("# tuned\ndecoder: {kind: factor, factor: 0.5}\ncache: dual\n")
+        (alone,) = read_policies(path)
+        assert (alone.name, alone.request["diffusion"]["cache"]) == ("p", "dual")
 
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -259,7 +299,10 @@ class TestPolicies:
             ("a: {cache: dua}", "policy 'a': "),
             ("a: {max_tokens: 5}", "the task's"),
             ("a: {engine: {dtyp: x}}", "policy 'a': "),
-            ("a: [1]", "must be a mapping"),
+            ("a: [1]", "expected 'a'"),
+            ("true: {cache: dual}", "expected True"),
+            ("a: {decodr: threshold}", "did you mean 'decoder'"),
+            ("a: {steps: 8}", "write diffusion: "),
             ("[1]", "expected names"),
             ("a: {", "line 1, column 5: "),
             ("a: {cache: dual}\na: {cache: none}", "given twice"),
@@ -267,7 +310,8 @@ class TestPolicies:
             ("a b: {cache: dual}\na_b: {cache: none}", "rename one"),
             ("a: {cache: [dual, dual]}", "rename one"),
             ("..: {cache: dual}", "no name for a folder"),
-            ("a: {1: dual}", "names must be texts"),
+            ("a: {1: dual}", "unknown option 1"),
+            ("a: {engine: [1]}", "engine a mapping"),
             ("a: &x {cache: *x}", "contains itself"),
         ],
     )

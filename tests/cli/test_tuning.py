@@ -92,7 +92,9 @@ def test_the_fastest_that_loses_nothing_is_chosen_and_the_bad_one_never(tmp_path
     text = as_yaml(outcome, questions(tmp_path), "mine", 0.01)
     assert DiffusionParams(**yaml.safe_load(text)).decoder == Threshold(threshold=FAST)
     assert "# m, 400 questions of mine, seed 0: t 0.7\n# accuracy" in text
-    assert "| t 0.7 |" in table(outcome, 0.01)
+    said = table(outcome, 0.02)
+    assert "| t 0.7 | 400 | 9" in said
+    assert "| t 0.1 | " in said, "what was left out is listed, too"
     before = model.asked.copy()
     again = tuned(tmp_path, model, WRONG, SAFE, FAST)
     assert again.chosen.policy == policy(FAST)

@@ -44,6 +44,17 @@ Tasks = Annotated[
 ]
 Out = Annotated[Path, Option(metavar="DIR", help="The folder of answers and report.")]
 Limit = Annotated[int | None, Option(min=1, help="The most questions of a task.")]
+MaxTokens = Annotated[
+    int | None, Option(min=1, help="The most tokens of an answer; default: the task's.")
+]
+Tried = Annotated[
+    Path | None,
+    Option(
+        metavar="FILE.yaml",
+        help="The policies to try, the reference first; default: one token a step as the "
+        "reference, and decoders and caches that fit the model.",
+    ),
+]
 Seed = Annotated[int, Option(help="The seed of sampling.")]
 Concurrency = Annotated[int, Option(min=1, help="Requests in flight at once.")]
 BaseUrl = Annotated[
@@ -64,6 +75,7 @@ def evaluate(
     ] = None,
     out: Out,
     limit: Limit = None,
+    max_tokens: MaxTokens = None,
     samples: Annotated[int, Option(min=1, help="Answers to each question.")] = 1,
     seed: Seed = 0,
     concurrency: Concurrency = 8,
@@ -79,7 +91,7 @@ def evaluate(
     compared = read_policies(policies) if policies else [DEFAULT]
     endpoint = _endpoint(context, base_url, api_key, engine)
     where = engine | _served(endpoint)
-    asked = Asked(model, read_items(tasks, limit), samples, seed, concurrency, where)
+    asked = Asked(model, read_items(tasks, limit, max_tokens), samples, seed, concurrency, where)
     backend = _backend(model, engine, endpoint, timeout, compared)
     summary, rows, failures = run(out, asked, compared, backend)
     if rows:
@@ -103,6 +115,7 @@ def _report(out: Path, found: dict[str, Any], rows: list[dict[str, Any]]) -> Non
     from diffray.cluster.cli.evaluation.page import page
 
     (out / "report.html").write_text(page(found, rows), encoding="utf-8")
+    typer.echo(out / "report.html")
 
 
 def tune(
@@ -113,17 +126,11 @@ def tune(
     max_loss: Annotated[
         str, Option(metavar="POINTS", help="The most accuracy to lose, in points, such as 0.5pp.")
     ] = "1pp",
-    minutes: Annotated[float, Option(min=0, help="When to begin no new measurement.")] = 30.0,
-    policies: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE.yaml",
-            help="The policies to try, the reference first; default: one token a step as the "
-            "reference, and decoders and caches that fit the model.",
-        ),
-    ] = None,
+    minutes: Annotated[float, Option(min=0, help="No measurement begins later.")] = 30.0,
+    policies: Tried = None,
     out: Out,
     limit: Limit = None,
+    max_tokens: MaxTokens = None,
     seed: Seed = 0,
     concurrency: Concurrency = 8,
     base_url: BaseUrl = None,
@@ -146,7 +153,7 @@ def tune(
                 f"policy {each.name!r} has more than parts of diffusion, which is all that "
                 "policy.yaml holds; leave the rest out"
             )
-    items = read_items(tasks, limit)
+    items = read_items(tasks, limit, max_tokens)
     Random(seed).shuffle(items)  # each round has questions of all tasks
     asked = Asked(model, items, 1, seed, concurrency, engine | _served(endpoint))
     backend = _backend(model, engine, endpoint, timeout, tried)
@@ -164,7 +171,8 @@ def tune(
         raise typer.Exit(130) from None
     text = tuning.as_yaml(outcome, asked, tasks, allowed)
     (out / "policy.yaml").write_text(text)
-    typer.echo(tuning.table(outcome, allowed) + f"\n{out / 'policy.yaml'}:\n{text}", nl=False)
+    (out / "summary.md").write_text(table := tuning.table(outcome, allowed))
+    typer.echo(f"{table}\n{out / 'policy.yaml'}:\n{text}", nl=False)
 
 
 def _points(text: str) -> float:

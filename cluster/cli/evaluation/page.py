@@ -1,13 +1,14 @@
 """The report as one HTML page that needs no other host: plotly's plots, and tables."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Sequence
 from html import escape
 from math import exp
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from diffray.cluster.cli.evaluation.report import HEADINGS, NOTES, cells, front, passed_lines
+from diffray.cluster.cli.evaluation.report import HEADINGS, NOTES, cells, front, remarks
 from diffray.cluster.cli.evaluation.statistics import mean
 
 if TYPE_CHECKING:
@@ -29,10 +30,12 @@ pre { margin: 0; white-space: pre-wrap; font-size: 12px }
 def page(found: Json, rows: Sequence[Json]) -> str:
     """Return the page of a summary and the rows it was made of."""
     parts = [f"<h1>{escape(found['facts']['model'])}</h1>", f"<p>{escape(_facts(found))}</p>"]
+    named = ((name, json.dumps(options)) for name, options in found["policies"].items())
+    parts.append(_table(("policy", "options"), named))
     script = True  # plotly's, once
     for task, made in found["tasks"].items():
         parts += [f"<h2>{escape(task)}</h2>", _table(HEADINGS, cells(made))]
-        parts += [f"<p>{escape(line)}</p>" for line in passed_lines(made)]
+        parts += [f"<p>{escape(line)}</p>" for line in remarks(made)]
         parts.append(_trade_off(made).to_html(full_html=False, include_plotlyjs=script))
         script = False
     parts += ["<h2>The order of unmasking</h2>", _ORDER]
@@ -63,7 +66,7 @@ def _facts(found: Json) -> str:
     return "; ".join(f"{name}: {value}" for name, value in found["facts"].items())
 
 
-def _table(headings: Sequence[str], lines: Iterator[tuple[str, ...]]) -> str:
+def _table(headings: Sequence[str], lines: Iterable[tuple[str, ...]]) -> str:
     head = "".join(f"<th>{escape(each)}</th>" for each in headings)
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines
@@ -213,7 +216,9 @@ def _different(rows: Sequence[Json]) -> str:
             f"<p>{escape(', '.join(names))}: {score:g}</p><pre>{escape(text)}</pre>"
             for (text, score), names in said.items()
         )
-        prompt = escape(next(iter(own.values()))["prompt"])
+        first = next(iter(own.values()))
+        prompt = escape(first["prompt"])
+        answers += f"<p>expected</p><pre>{escape(str(first['expected']))}</pre>"
         found.append(
             f"<tr><td>{escape(task)} {escape(item)}<pre>{prompt}</pre></td><td>{answers}</td></tr>"
         )

@@ -21,9 +21,16 @@ from diffray.cluster.control.engine_config import EngineConfig
 from diffray.cluster.control.yaml_file import read_yaml
 from diffray.components.config import InvalidField
 from diffray.components.params import SamplingParams
-from diffray.components.policy import DiffusionParams
+from diffray.components.policy import IN_DIFFUSION, DiffusionParams
+from diffray.components.spelling import did_you_mean
 
 OF_TASKS: Final = ("n", "seed", "max_tokens", "stop", "logprobs", "top_logprobs")
+# What a policy may have.
+NAMES: Final = (
+    *DIFFUSION,
+    *(name for name in SamplingParams.model_fields if name not in (*OF_TASKS, "diffusion")),
+    *("engine", "diffusion"),
+)
 # Fields whose value is a list.
 LISTS: Final = {
     name
@@ -52,10 +59,16 @@ class NamedPolicy:
         """Check a policy without alternatives."""
         options = dict(given)
         engine = options.pop("engine", None) or {}
-        diffusion = {each: options.pop(each) for each in DIFFUSION if each in options}
-        for each in OF_TASKS:
-            if each in options:
+        diffusion = dict(options.pop("diffusion", None) or {})
+        diffusion |= {each: options.pop(each) for each in DIFFUSION if each in options}
+        for each in options:
+            if each in OF_TASKS:
                 raise ValueError(f"policy {name!r}: {each} is the task's; leave it out")
+            if each not in NAMES and each not in IN_DIFFUSION:
+                near = did_you_mean(str(each), NAMES) or ";"
+                raise ValueError(
+                    f"policy {name!r}: unknown option {each!r}{near} Allowed: {', '.join(NAMES)}"
+                )
         try:
             SamplingParams(**options, diffusion=diffusion)
             EngineConfig(**engine)
@@ -76,10 +89,12 @@ def read_policies(path: Path) -> list[NamedPolicy]:
     given = read_yaml(path)
     if not isinstance(given, dict) or not given:
         raise ValueError(f"{path}: expected names, each with a policy: fast: {{cache: dual}}")
+    if given.keys() <= {*NAMES}:  # one policy, as `diffray tune` writes it
+        given = {path.stem: given}
     found = []
     for name, options in given.items():
-        if not isinstance(options, dict | None):
-            raise ValueError(f"{path}: {name} must be a mapping, such as {{cache: dual}}")
+        if not isinstance(options, dict | None) or not isinstance(name, str):
+            raise ValueError(f"{path}: expected {name!r}: {{cache: dual}}, a name and a policy")
         try:
             for label, chosen in alternatives(options or {}):
                 found.append(NamedPolicy.parse(f"{name}{label}", chosen))

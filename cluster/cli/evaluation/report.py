@@ -46,6 +46,7 @@ def summarize(rows: Rows, first: Rows, concurrency: int) -> Json:
         "seconds": seconds,
         "tokens_per_forward": ratio(tokens, forwards),
         "tokens_per_second": Estimate(rate, rate, rate),
+        "empty": sum(not row["text"] for row in rows),
         "cut_off": sum(row["finish_reason"] == "length" for row in rows),
     }
     if concurrency == 1:  # else requests share the time
@@ -164,8 +165,9 @@ def _number(value: Estimate, digits: int) -> str:
 
 NOTES: Final = (
     "Intervals are of 95 %: Wilson's for accuracy, Tango's for differences of pairs; p "
-    "is that of the paired test (McNemar's for right and wrong). * No other policy is both more "
-    "accurate and faster. Tokens are those before the end token, seconds those in which requests "
+    "is that of the paired test (McNemar's for right and wrong). * All faster policies are "
+    "less accurate. "
+    "Tokens are those before the end token, seconds those in which requests "
     "ran."
 )
 
@@ -176,15 +178,20 @@ def markdown(found: Json) -> str:
     parts = [f"# {found['facts']['model']}", facts]
     for task, made in found["tasks"].items():
         parts += [f"## {task}", as_table(HEADINGS, cells(made))]
-        parts += passed_lines(made)
+        parts += remarks(made)
     return "\n\n".join([*parts, NOTES]) + "\n"
 
 
-def passed_lines(made: dict[str, Json]) -> Iterator[str]:
-    """Yield each policy's pass@k, if its questions had several answers."""
+def remarks(made: dict[str, Json]) -> Iterator[str]:
+    """Yield each policy's pass@k, and what is suspicious about its answers."""
     for name, own in made.items():
-        if passed := own.get("pass_at"):
-            yield f"{name}: " + ", ".join(f"pass@{k} {value:.1%}" for k, value in passed.items())
+        said = [f"pass@{k} {value:.1%}" for k, value in own.get("pass_at", {}).items()]
+        if own["empty"]:
+            said.append(f"{own['empty']} empty answers")
+        if own["cut_off"]:
+            said.append(f"{own['cut_off']} answers cut off by max_tokens")
+        if said:
+            yield f"{name}: {', '.join(said)}"
 
 
 def as_table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -16,17 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from zlib import crc32
 
 from filelock import FileLock, Timeout
 
 from diffray.cluster.cli.batch_run import Answer, Line, Progress, Reply, Summary, answer_lines
-from diffray.cluster.cli.endpoint import complaint
+from diffray.cluster.cli.endpoint import complaint, message_of
 from diffray.cluster.cli.evaluation.policies import NamedPolicy
 from diffray.cluster.cli.evaluation.tasks import Item
 
 Json = dict[str, Any]
+_WARM_UP: Final = {"cache_salt": "warm-up"}
 Backend = Callable[[Json], AbstractAsyncContextManager[Answer]]  # given options of an engine
 
 
@@ -63,6 +64,7 @@ class Folder:
         self.policy, self.path, self.asked = policy, out / policy.folder, asked
         self.lines = list(asked.lines(policy))
         self.answers = self.path / "answers.jsonl"
+        self._tasks = {line.custom_id: item.task for item, _, line in self.lines}
         self.pending = self._prepare()
 
     def _prepare(self) -> list[Line]:
@@ -90,19 +92,25 @@ class Folder:
         return [line for _, _, line in self.lines if line.custom_id not in names]
 
     async def fill(self, answer: Answer, progress: Progress) -> None:
-        """Append the answers that are missing.
+        """Append the answers that are missing, task by task, so that each has its own time.
 
         The first requests are sent twice: what an engine does once (compiling, recording graphs)
         counts for no policy.
         """
-        lines = self.pending
-        at_once = min(self.asked.concurrency, len(lines))
-        salt = {"cache_salt": "warm-up"}
-        await asyncio.gather(
-            *(answer(line.url, line.body | salt) for line in lines[:at_once]),
-            return_exceptions=True,
-        )
-        await answer_lines(iter(lines), self.answers, _timed(answer), progress, at_once)
+        most = self.asked.concurrency
+        warm_up = [answer(line.url, line.body | _WARM_UP) for line in self.pending[:most]]
+        await asyncio.gather(*warm_up, return_exceptions=True)
+        for task in dict.fromkeys(self._tasks.values()):
+            lines = [line for line in self.pending if self._tasks[line.custom_id] == task]
+            at_once = min(most, len(lines))
+            await answer_lines(iter(lines), self.answers, _timed(answer), progress, at_once)
+
+    async def check(self, answer: Answer) -> None:
+        """Send one request; raise if the server refuses it, before others run for hours."""
+        line = self.pending[0]
+        reply = await answer(line.url, line.body | _WARM_UP)
+        if reply.status_code == 400:
+            raise ValueError(f"policy {self.policy.name!r}: {message_of(reply.body)}")
 
     def score(self) -> list[Json]:
         """Return a row for each answer, and write them."""
@@ -138,6 +146,7 @@ def row_of(policy: str, item: Item, sample: int, body: Json) -> Json:
         "sample": sample,
         "prompt": item.prompt,
         "text": text,
+        "expected": item.row.get("answer"),
         "finish_reason": choice["finish_reason"],
         "tokens": trajectory["token_ids"][:length],
         "steps": trajectory["steps"][:length],
@@ -158,6 +167,8 @@ async def answer_all(folders: Sequence[Folder], backend: Backend, summary: Summa
     with closing(Progress(summary)) as progress:
         for engine, group in engines.items():
             async with backend(json.loads(engine)) as answer:
+                for folder in group:
+                    await folder.check(answer)
                 for folder in group:
                     await folder.fill(answer, progress)
 
@@ -193,16 +204,18 @@ def run(
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Keep other runs out of a folder."""
+    """Keep other runs out of a folder, and this one out of folders of other things."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise ValueError(f"--out {out} is a file; name a folder") from None
+    if not (out / ".lock").exists() and any(out.iterdir()):
+        raise ValueError(f"--out {out} has files that are not a report's; name an empty folder")
     try:
         with FileLock(out / ".lock", timeout=0):
             yield
     except Timeout:
-        raise ValueError(f"another run writes into {out}; wait for it, or give another") from None
+        raise ValueError(f"another run writes into {out}; wait, or give another --out") from None
 
 
 def summary_of(folders: Sequence[Folder]) -> Summary:

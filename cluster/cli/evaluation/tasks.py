@@ -70,8 +70,11 @@ class Item:
         return SCORERS[self.scorer](text, self.row)
 
 
-def read_items(names: str, limit: int | None) -> list[Item]:
-    """Return the questions of comma-separated tasks: bundled ones, or files."""
+def read_items(names: str, limit: int | None, max_tokens: int | None = None) -> list[Item]:
+    """Return the questions of comma-separated tasks: bundled ones, or files.
+
+    `max_tokens` replaces what the tasks say.
+    """
     found: dict[str, list[Item]] = {}
     for name in map(str.strip, names.split(",")):
         for title, task, folder in _named(name):
@@ -79,6 +82,8 @@ def read_items(names: str, limit: int | None) -> list[Item]:
                 raise ValueError(f"no task may be called {ALL!r}; rename the file")
             if title in found:
                 raise ValueError(f"--tasks has {title!r} twice; leave one out")
+            if max_tokens is not None:
+                task = task.model_copy(update={"max_tokens": max_tokens})
             found[title] = list(items(title, task, folder, limit))
     if any(item.scorer in ("code", "completion") for each in found.values() for item in each):
         check_sandbox()

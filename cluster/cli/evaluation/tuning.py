@@ -65,6 +65,7 @@ class Outcome:
     chosen: Candidate
     reference: Candidate
     finalists: list[Candidate]
+    others: list[Candidate]  # with the questions that they answered
     rejected: int
     unmeasured: int  # for want of time
     questions: int
@@ -118,6 +119,7 @@ class Tuning:
         """
         z = NormalDist().inv_cdf(1 - ERROR / max(len(policies) - 1, 1))
         left, found, asked = list(policies), list[Candidate](), 0
+        seen: dict[str, Candidate] = {}
         for size in sizes(len(self.asked.items)):
             if found and (len(left) == 1 or time.monotonic() > self.end):
                 self.unmeasured += len(left) - 1
@@ -125,6 +127,7 @@ class Tuning:
             measured = compared(await self._measure(left, size), self.asked.concurrency, z)
             found, asked = [each for each in measured if each.loss.low <= self.allowed], size
             self.rejected += len(measured) - len(found)
+            seen |= {each.policy.name: each for each in measured}
             better = better_half(found[1:], self.allowed)
             left = [each.policy for each in (found[0], *better)]
         reference, *finalists = found
@@ -132,7 +135,8 @@ class Tuning:
         holding = (each for each in finalists if each.loss.high <= self.allowed)
         chosen = next((each for each in holding if each.speed > reference.speed), reference)
         counts = self.rejected, self.unmeasured, asked
-        return Outcome(chosen, reference, finalists, *counts, self.refused)
+        others = [each for each in seen.values() if each not in found]
+        return Outcome(chosen, reference, finalists, others, *counts, self.refused)
 
     async def _measure(
         self, policies: Sequence[NamedPolicy], questions: int
@@ -214,17 +218,18 @@ def as_yaml(outcome: Outcome, asked: Asked, tasks: str, allowed: float) -> str:
 
 
 def table(outcome: Outcome, allowed: float) -> str:
-    """Return the policies that answered all questions, the fastest first."""
-    headings = "policy", "accuracy", "points lost, at most", "questions needed"
+    """Return the policies that answered all questions, the fastest first, and then the others."""
+    headings = "policy", "questions", "accuracy", "points lost, at most", "questions needed"
     lines = list[tuple[str, ...]]()
-    for each in [outcome.reference, *outcome.finalists]:
+    for each in [outcome.reference, *outcome.finalists, *outcome.others]:
         lost = needed = ""
         if each is not outcome.reference:
             lost = f"{100 * each.loss.high:.2f}"
             needed = str(each.needed(allowed) or "none: it loses more")
         faster = f"{each.speed / outcome.reference.speed:.2f}"
         accuracy = f"{each.made['accuracy'].value:.1%}"
-        lines.append((each.policy.name, accuracy, lost, needed, f"{each.speed:.1f}", faster))
+        asked = str(each.made["items"])
+        lines.append((each.policy.name, asked, accuracy, lost, needed, f"{each.speed:.1f}", faster))
     text = as_table((*headings, "tokens/s", "faster"), lines)
     text += f"\n\nPolicies that certainly lose more than allowed: {outcome.rejected}"
     if outcome.unmeasured:

@@ -180,7 +180,7 @@ class Progress:
     def __init__(
         self, summary: Summary, file: TextIO | None = None, log_seconds: float = LOG_SECONDS
     ) -> None:
-        self.summary, self._file = summary, file or sys.stderr
+        self._summary, self._file = summary, file or sys.stderr
         self._log_seconds, self._logged = log_seconds, monotonic()
         self._bar = tqdm(
             total=summary.requests,
@@ -196,14 +196,14 @@ class Progress:
 
     def count(self, reply: Reply | None) -> None:
         """Count a finished request, as the summary does, and show that it is done."""
-        self.summary.count(reply)
-        failed, done = self.summary.failed, self.summary.requests - self.summary.left
+        self._summary.count(reply)
+        failed, done = self._summary.failed, self._summary.requests - self._summary.left
         if failed:
             self._bar.set_postfix(failed=failed, refresh=False)
         self._bar.update()
         if self._bar.disable and monotonic() - self._logged >= self._log_seconds:
             self._logged = monotonic()
-            text = f"{done} of {self.summary.requests} done, {failed} failed"
+            text = f"{done} of {self._summary.requests} done, {failed} failed"
             print(text, file=self._file, flush=True)
 
 

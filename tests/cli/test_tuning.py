@@ -24,7 +24,6 @@ from diffray.cluster.cli.evaluation.tuning import (
     table,
 )
 from diffray.cluster.cli.main import app
-from diffray.components.checkpoints.demos import DEMOS
 from diffray.components.checkpoints.info import describe
 from diffray.components.decoders.threshold import Threshold
 from diffray.components.params import SamplingParams
@@ -184,10 +183,8 @@ def test_rounds_double() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model", DEMOS)
+@pytest.mark.parametrize("model", ["demo", "demo-llada2"])
 def test_the_space_fits_the_model(model: str) -> None:
-    if model == "demo-chat":
-        pytest.skip("it needs a package, and takes no decoder")
     accepts = describe(model).accepts
     found = space(accepts)
     assert found[0].name == "reference"

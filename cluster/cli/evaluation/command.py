@@ -126,7 +126,7 @@ def tune(
     max_loss: Annotated[
         str, Option(metavar="POINTS", help="The most accuracy to lose, in points, such as 0.5pp.")
     ] = "1pp",
-    minutes: Annotated[float, Option(min=0, help="No measurement begins later.")] = 30.0,
+    minutes: Annotated[float, Option(min=0, help="No measurement begins after so many.")] = 30.0,
     policies: Tried = None,
     out: Out,
     limit: Limit = None,

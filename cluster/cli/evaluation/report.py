@@ -164,11 +164,9 @@ def _number(value: Estimate, digits: int) -> str:
 
 
 NOTES: Final = (
-    "Intervals are of 95 %: Wilson's for accuracy, Tango's for differences of pairs; p "
-    "is that of the paired test (McNemar's for right and wrong). * All faster policies are "
-    "less accurate. "
-    "Tokens are those before the end token, seconds those in which requests "
-    "ran."
+    "Intervals are of 95 %: Wilson's for accuracy, Tango's for differences of pairs; p is that of "
+    "the paired test (McNemar's for right and wrong). * All faster policies are less accurate. "
+    "Tokens are those before the end token, seconds those in which requests ran."
 )
 
 

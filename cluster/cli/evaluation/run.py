@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, closing, contextmanager
 from dataclasses import dataclass, field
@@ -85,7 +85,7 @@ class Folder:
             )
         self.path.mkdir(parents=True, exist_ok=True)
         _write(about, [how])
-        _write(self.path / "requests.jsonl", list((known | asked).values()))
+        _write(self.path / "requests.jsonl", (known | asked).values())
         answered = [each for each in _read(self.answers) if _is_answer(each)]
         _write(self.answers, answered)
         names = {each["custom_id"] for each in answered}
@@ -253,7 +253,7 @@ def _read(path: Path) -> list[Json]:
         raise ValueError(f"{path} is damaged ({error}); delete it") from None
 
 
-def _write(path: Path, lines: Iterator[Json] | Sequence[Json]) -> None:
+def _write(path: Path, lines: Iterable[Json]) -> None:
     """Replace a file as a whole."""
     new = path.with_suffix(".new")
     new.write_text("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))

@@ -1,8 +1,8 @@
 """Finds the fastest policy that is as accurate as a reference: successive halving with a guard.
 
 All policies answer a few questions; the better half answers twice as many, and so on. A policy
-that loses accuracy for certain leaves at once. Of those that have answered all questions the
-fastest wins whose loss is, with 95 % confidence, at most the one allowed.
+that certainly loses too much accuracy leaves at once. In the end the fastest wins whose loss is,
+with 95 % confidence for all policies together, at most the one allowed.
 """
 
 import time

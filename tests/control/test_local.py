@@ -11,7 +11,7 @@ import pytest
 
 from diffray.cluster.control.engine_client import DeadlineExceeded, EngineFailed
 from diffray.cluster.control.engine_config import EngineConfig
-from diffray.cluster.control.local import LocalEngine, load_local
+from diffray.cluster.control.local import LocalEngine, WaitingEngine, load_local
 from diffray.components.params import SamplingParams
 from diffray.workers.admission import check_request
 from diffray.workers.messages import Request, Round, Update
@@ -102,7 +102,7 @@ async def test_a_broken_engine_tells_everyone() -> None:
 
 
 @pytest.mark.parametrize(("same", "together"), [(True, 4), (False, 1)])
-async def test_pages_of_a_shared_prefix_are_counted_once(same: bool, together: int) -> None:
+def test_pages_of_a_shared_prefix_are_counted_once(same: bool, together: int) -> None:
     """25 pages: 20 of the prompt, and one for each request's own block."""
     inner = toy_engine(ToyModel(block_causal=True), num_slots=8, num_pages=26)
     params = SamplingParams(max_tokens=8, ignore_eos=True, diffusion={"block_length": 8})
@@ -114,10 +114,12 @@ async def test_pages_of_a_shared_prefix_are_counted_once(same: bool, together: i
         return updates
 
     inner.step = counted  # type: ignore[method-assign]
-    with LocalEngine(inner) as engine:
-        asked = [Request(uid, (1 if same else 1 + uid,) * 160, params) for uid in range(4)]
-        await asyncio.gather(*(finish(engine, request) for request in asked))
-        await until_all_is_free(engine)
+    engine = WaitingEngine(inner, steps_per_round=4)
+    for uid in range(4):  # all are queued before the first round
+        request = Request(uid, (1 if same else 1 + uid,) * 160, params)
+        engine.submit(check_request(request, engine.limits))
+    while engine.open:
+        engine.advance()
     assert max(counts) == together
 
 

@@ -20,6 +20,8 @@ _ENOUGH: Final = 16.0  # checked drafts from which others can be judged
 SUREST: Final = 0.95
 _KEPT: Final = 0.5  # of a block's results, for the next block of the request ...
 _KEPT_OF_ALL: Final = 0.99  # ... and for all other requests
+# What a forward with drafts takes more, in positions: the products of the adapter that drafts.
+DRAFTER: Final = 2
 
 
 class Verify(PolicyPart):
@@ -92,13 +94,8 @@ class DraftAcceptance:
 
 
 def strided_drafts(most: int, rate: float, overhead: float) -> int:
-    """Return how many drafts a forward of a strided iteration makes: more as long as more pay."""
-    drafts = 0
-    while drafts < most and strided_pace(drafts, rate, overhead) < strided_pace(
-        drafts + 1, rate, overhead
-    ):
-        drafts += 1
-    return drafts
+    """Return how many drafts a forward of a strided iteration makes: the number with most pace."""
+    return max(range(most + 1), key=lambda drafts: strided_pace(drafts, rate, overhead))
 
 
 def strided_pace(drafts: int, rate: float, overhead: float) -> float:
@@ -108,10 +105,12 @@ def strided_pace(drafts: int, rate: float, overhead: float) -> float:
     are. The next one verifies them and makes as many more, which are of use if all were right; else
     one follows that has none to verify. `overhead` is a forward's fixed time.
     """
+    if not drafts:
+        return 1 / (overhead + 1) if math.isfinite(overhead) else 1.0
     rate = min(rate, SUREST)
-    verifying = 1 / (1 - rate**drafts) if drafts else 0.0  # forwards per other one
-    right = rate * (1 - rate**drafts) / (1 - rate)
-    tokens = 1 + verifying * (1 + right)
+    verifying = 1 / (1 - rate**drafts)  # forwards per other one
+    tokens = 1 + verifying * (1 + rate * (1 - rate**drafts) / (1 - rate))
     if math.isinf(overhead):
         return tokens / (1 + verifying)
+    overhead += DRAFTER
     return tokens / (overhead + drafts + 1 + verifying * (overhead + 2 * drafts + 1))

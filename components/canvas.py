@@ -74,13 +74,13 @@ class Canvas:
     """A canvas whose answer is masks at first; `PinnedCanvas` is the other kind."""
 
     shrinks: ClassVar[bool] = False  # whether steps may remove positions
-
     prompt: tuple[int, ...]
     suffix: tuple[int, ...]
     max_tokens: int
     policy: "Policy"
     spec: ModelSpec
     context: int  # the most positions that it may have
+    answer: tuple[int, ...] = field(init=False, default=())  # if it is given
     final: list[int] = field(init=False, default_factory=list)  # tokens of finished blocks
     num_drafts: int = field(init=False, default=0)  # on the device, behind the final tokens
     overhead: float = field(init=False, default=math.inf)  # its share of a forward's, in positions
@@ -100,6 +100,11 @@ class Canvas:
     @property
     def length(self) -> int:
         return self.blocks_stop + len(self.suffix)
+
+    @property
+    def starts_masked(self) -> bool:
+        """Whether it is masks between prompt and suffix before its first step."""
+        return not self.shrinks
 
     @property
     def most_length(self) -> int:

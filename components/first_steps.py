@@ -32,10 +32,12 @@ class FirstStepKey(NamedTuple):
     def of(sequence: "Sequence") -> "FirstStepKey | None":
         """Return the key of a sequence's first step, or None if that is not shared."""
         iteration = sequence.policy.iteration
-        more = sequence.guided, sequence.canvas.shrinks, sequence.images.seen, iteration.soft
+        more = sequence.guided, sequence.images.seen, iteration.soft
         if sequence.policy.causal_length or sequence.block.index or any(more):
             return None
         canvas, block = sequence.canvas, sequence.block
+        if not canvas.starts_masked:
+            return None
         assert sequence.policy.cache.window(sequence, 0) == (0, canvas.length)
         first = max(block.start - sequence.spec.logit_shift, 0)  # the same if it is decided alone
         return FirstStepKey(

@@ -11,8 +11,8 @@ from diffray.components.grammar.structured import StructuredOutputs
 from diffray.components.policy import IN_DIFFUSION, DiffusionParams
 
 NO_PROMPT_LOGPROBS: Final = (
-    "leave it out: a prompt's tokens have no log-probabilities here (a diffusion model would take "
-    "a forward for each)"
+    "leave it out, and send echo: true with logprobs to /v1/completions, or call "
+    "DiffusionLLM.loglikelihood"
 )
 COLDEST: Final = 1e-5  # temperature; below it sampling is greedy, as in vLLM
 

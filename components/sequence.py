@@ -252,7 +252,7 @@ class Sequence:
     def resume(self, ids: Items[int], progress: tuple[int, int], forwards: int) -> None:
         """Continue from these reported tokens, as if after a rewind on the other engine."""
         index, self.steps_before = progress
-        if self.policy.iteration.drafts:
+        if isinstance(self.canvas, DraftedCanvas):
             self.canvas.final = list(ids)
         self._enter(index)
         written = max(self.block.start - self.canvas.prompt_len, 0) if index else 0

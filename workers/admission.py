@@ -9,6 +9,7 @@ from diffray.components.canvas import Canvas
 from diffray.components.compatibility import Asked, check_pairs, reads_back
 from diffray.components.config import InvalidField
 from diffray.components.drafted_canvas import DraftedCanvas
+from diffray.components.given_canvas import GivenCanvas, GivenDrafts
 from diffray.components.grammar.automaton import UNREACHABLE, Automaton
 from diffray.components.grammar.bad_words import avoiding, restricted
 from diffray.components.grammar.template import Template
@@ -62,7 +63,8 @@ class CheckedRequest:
     @property
     def content(self) -> int:
         params = self.request.params.model_dump_json(exclude={"seed"})
-        parts = self.request.suffix, self.request.images, self.request.grammar, self.request.lora
+        asked = self.request
+        parts = asked.suffix, asked.images, asked.grammar, asked.lora, asked.answer, asked.places
         return hash((self.prompt, params, *parts))
 
     def new_sequence(self) -> Sequence:
@@ -117,6 +119,8 @@ def check(request: Request, limits: Limits) -> Sequence:
     if not request.prompt and not request.suffix:
         raise InvalidField("the prompt is empty; give it at least one token", "prompt")
     _check_ids(request, limits)
+    if limits.mask_token_id in request.answer:
+        raise InvalidField("a mask token has no log-probability; leave it out", "answer")
     sequence = _sequence(request, limits)
     if request.suffix and sequence.policy.causal_length:
         raise InvalidField(
@@ -130,8 +134,7 @@ def check(request: Request, limits: Limits) -> Sequence:
     _check_order(sequence)
     if request.grammar:
         _check_grammar(sequence)
-    grows = sequence.policy.canvas_length > 0
-    canvas = sequence.canvas
+    grows, canvas = sequence.policy.canvas_length > 0, sequence.canvas
     needed = max(canvas.most_length, canvas.limit) if grows else canvas.length
     if needed > limits.context:
         suffix = f", suffix ({len(request.suffix)})" if request.suffix else ""
@@ -174,11 +177,18 @@ def _sequence(request: Request, limits: Limits) -> Sequence:
     taken = request.lora is not None and policy.iteration.adapts_drafts
     context = limits.positions(guided=params.diffusion.cfg_scale > 0)
     parts = request.prompt, request.suffix, params.max_tokens, policy, spec, context
-    kind = DraftedCanvas if policy.iteration.drafts else Canvas
+    if template is not None:
+        canvas: Canvas = PinnedCanvas(*parts, template)
+    elif request.answer and policy.iteration.next_token:
+        canvas = GivenDrafts(*parts, request.answer)
+    elif request.answer:
+        canvas = GivenCanvas(*parts, request.answer, frozenset(request.places))
+    else:
+        canvas = (DraftedCanvas if policy.iteration.drafts else Canvas)(*parts)
     return Sequence(
         uid=request.uid,
         params=params,
-        canvas=PinnedCanvas(*parts, template) if template is not None else kind(*parts),
+        canvas=canvas,
         end_ids=end_ids,
         watch=request.watch,
         cache_salt=request.cache_salt,
@@ -231,6 +241,7 @@ def _check_ids(request: Request, limits: Limits) -> None:
         ("prompt", request.prompt),
         ("suffix", request.suffix),
         ("resume", resumed),
+        ("answer", request.answer),
         ("stop_token_ids", params.stop_token_ids),
         ("logit_bias", params.logit_bias),
         ("bad_token_ids", params.bad_token_ids),

@@ -71,6 +71,8 @@ class Request:
     images: tuple[Image, ...] = ()  # whose soft tokens are in the prompt
     grammar: bytes = b""  # an `Automaton` or a `Template` that the answer follows; empty: none
     lora: LoRA | None = None  # the adapter to answer with
+    answer: tuple[int, ...] = ()  # what the answer will be, to learn its log-probabilities ...
+    places: tuple[int, ...] = ()  # ... and which of its tokens are on the canvas from the start
 
     def to_wire(self) -> "WireRequest":
         return WireRequest(
@@ -84,6 +86,8 @@ class Request:
             images=self.images,
             grammar=self.grammar,
             lora=self.lora,
+            answer=self.answer,
+            places=self.places,
         )
 
 
@@ -101,6 +105,8 @@ class WireRequest:
     images: tuple[Image, ...] = ()
     grammar: bytes = b""
     lora: LoRA | None = None
+    answer: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
 
     @property
     def max_tokens(self) -> int:
@@ -115,7 +121,8 @@ class WireRequest:
     @property
     def content(self) -> int:
         params = {name: value for name, value in self.params.items() if name != "seed"}
-        return hash((self.prompt, self.suffix, self.images, repr(params), self.grammar, self.lora))
+        given = self.suffix, self.images, self.grammar, self.lora, self.answer, self.places
+        return hash((self.prompt, repr(params), given))
 
     def resumed(self, resume: Resume | None) -> Self:
         return replace(self, resume=resume)
@@ -134,6 +141,8 @@ class WireRequest:
             images=self.images,
             grammar=self.grammar,
             lora=self.lora,
+            answer=self.answer,
+            places=self.places,
         )
 
 

@@ -6,21 +6,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import diffray
-from diffray.cluster.api.bodies import ChatBody, GenerationBody, StreamOptions
+from diffray.cluster.api.bodies import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from diffray.cluster.api.choices import Choice
 from diffray.cluster.api.errors import Json
+from diffray.cluster.api.logprobs import Columns, as_number, scored
 from diffray.cluster.api.params_builder import long_canvas
 from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.frontend.output import Canvas, CompletionOutput, Delta
 from diffray.components.grammar.tool_calls import OPEN, CallParser
 
 Part = CompletionOutput | Delta  # the tokens of a choice: all, or new ones
-
-_LEAST: Final = -9999.0  # JSON has neither infinity nor NaN; vLLM uses the same value
 
 
 class Answer(ABC):
@@ -38,6 +37,7 @@ class Answer(ABC):
         self.id = f"{self.id_prefix}-{body.request_id or uuid4().hex}"
         self._created = int(time.time())
         self._begun: set[int] = set()  # indices of choices with an opening chunk
+        self.scored: list[Choice] = []  # of prompts, if their log-probabilities are asked for
         self.warnings = self._untold = [*self._lowered(), *long_canvas(body, choices[0].checked)]
 
     def whole(self) -> Json:
@@ -170,7 +170,7 @@ class Answer(ABC):
             made["trajectory"] = {
                 "token_ids": part.token_ids,
                 "steps": part.steps,
-                "logprobs": [_number(each) for each in part.logprobs or []],
+                "logprobs": [as_number(each) for each in part.logprobs or []],
                 "weight_version": choice.job.choice.weights_version,
             }
         return made
@@ -275,18 +275,19 @@ class ChatAnswer(Answer):
     def _logprobs(self, choice: Choice, part: Part) -> Json:
         content = [
             self._entry(token, logprob) | {"top_logprobs": [self._entry(*each) for each in top]}
-            for token, logprob, top in _with_logprobs(choice, part)
+            for token, logprob, top in scored(choice.output, part.shown)
         ]
         return {"content": content, "refusal": None}
 
     def _entry(self, token: int, logprob: float) -> Json:
         text, spelled = self._tokens[token]
-        return {"token": text, "logprob": _number(logprob), "bytes": spelled}
+        return {"token": text, "logprob": as_number(logprob), "bytes": spelled}
 
 
 class CompletionAnswer(Answer):
     kind = chunk_kind = "text_completion"
     id_prefix = "cmpl"
+    body: CompletionBody
 
     @cached_property
     def _offsets(self) -> list[int]:
@@ -308,32 +309,19 @@ class CompletionAnswer(Answer):
         return _choice(choice, text=text) | self._prompt_ids(choice)
 
     def _logprobs(self, choice: Choice, part: Part) -> Json:
-        """Return parallel lists; an offset is the start of a token's text in the choice's text."""
-        made: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for token, logprob, top in _with_logprobs(choice, part):
-            text = self._tokens[token][0]
-            made["tokens"].append(text)
-            made["token_logprobs"].append(_number(logprob))
-            best = {self._tokens[other][0]: _number(likely) for other, likely in top}
-            made["top_logprobs"].append(best)
-            made["text_offset"].append(self._offsets[choice.index])
-            self._offsets[choice.index] += len(text)
-        return made
+        columns = Columns(self._tokens, self._offsets[choice.index])
+        if self.body.scores_prompt:
+            columns.offset = 0
+            columns.add(choice.prompt.ids[0], None, [])
+            for of_prompt in self.scored:
+                if of_prompt.prompt is choice.prompt:
+                    for found in scored(of_prompt.output):
+                        columns.add(*found)
+        for found in scored(choice.output, part.shown):
+            columns.add(*found)
+        self._offsets[choice.index] = columns.offset
+        return columns.lists
 
 
 def _choice(choice: Choice, **content: Any) -> Json:
     return {"index": choice.index, **content, "logprobs": None, "finish_reason": None}
-
-
-def _with_logprobs(
-    choice: Choice, part: Part
-) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:
-    """Yield the tokens of a text with their log-probabilities and the most probable others."""
-    whole = choice.output  # text that was held back is of tokens of earlier parts
-    for at in part.shown:
-        top = whole.top_logprobs[at] if whole.top_logprobs else []
-        yield whole.token_ids[at], (whole.logprobs or [])[at], top
-
-
-def _number(logprob: float) -> float:
-    return logprob if logprob > _LEAST else _LEAST

@@ -332,13 +332,15 @@ class CompletionBody(GenerationBody):
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
+    @property
+    def scores_prompt(self) -> bool:
+        return self.echo and self.logprobs is not None
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.echo and self.logprobs is not None:
-            raise invalid(
-                "echo does not go with logprobs: a prompt's tokens have none here",
-                "echo",
-            )
+        if self.scores_prompt and (self.stream or self.suffix is not None):
+            other = "stream" if self.stream else "suffix"
+            raise invalid(f"echo with logprobs does not go with {other}; leave it out", other)
         if len(self.prompt) * self.n > _MOST_CHOICES:
             raise invalid(
                 f"n ({self.n}) for each of {len(self.prompt)} prompts is more than "

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -31,6 +32,7 @@ from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
 from diffray.cluster.control.grammar_pool import GrammarPool
 from diffray.cluster.frontend.given import bad_tokens, with_bad_tokens
+from diffray.cluster.frontend.likelihood import Questioner
 from diffray.cluster.frontend.output import Accepted, Followed, Job, RequestOutput
 from diffray.cluster.frontend.prompts import check_default
 from diffray.cluster.frontend.text import Tokenizer
@@ -123,9 +125,10 @@ class Service:
         answer = await self._begin(parse(kind, given))
         if answer.body.stream:
             raise invalid("streaming is not supported here; leave stream out", "stream")
-        async with aclosing(self._runner.deltas(answer.choices, answer.body.priority)) as deltas:
-            async for _ in deltas:
-                pass
+        for choices in (answer.scored, answer.choices):
+            async with aclosing(self._runner.deltas(choices, answer.body.priority)) as deltas:
+                async for _ in deltas:
+                    pass
         return answer.whole()
 
     async def stream(self, kind: type[GenerationBody], given: object) -> AsyncGenerator[Json, None]:
@@ -248,7 +251,10 @@ class Service:
         model = self._named(body.model)
         self._refuse_priority(body.priority)
         try:
-            choices = await self._choices(body, await self._prompts.prompts(body))
+            prompts = await self._prompts.prompts(body)
+            scores = isinstance(body, CompletionBody) and body.scores_prompt
+            scored = await self._scored(body, prompts) if scores else []
+            choices = await self._choices(body, prompts)
         except ValueError as error:
             refusal = as_api_error(error)
             if refusal.param == "prompt":
@@ -257,6 +263,7 @@ class Service:
                 refusal.param = body.structured[0]
             raise refusal from None
         answer = _ANSWERS[type(body)](model, body, choices, self._tokens)
+        answer.scored = scored
         if answer.warnings:
             log.warning("%s: %s", answer.id, "; ".join(answer.warnings))
         return answer
@@ -283,12 +290,8 @@ class Service:
             taken = len(prompt.ids) + len(prompt.suffix)
             params = self._params.params(body, taken, bad, grammar)
             logprobs += params.n * params.max_tokens * (1 + params.top_logprobs)
-            if logprobs > _MOST_LOGPROBS and body.num_logprobs is not None:
-                raise invalid(
-                    f"this asks for more than {_MOST_LOGPROBS} log-probabilities (choices x "
-                    "max_tokens x (1 + top_logprobs)); lower one or send several requests",
-                    "logprobs",
-                )
+            if body.num_logprobs is not None:
+                self._refuse_many(logprobs)
             request = Request(
                 uid=0,
                 prompt=prompt.ids,
@@ -305,6 +308,30 @@ class Service:
                 choices.append(Choice(len(choices), prompt, checked, job))
             await asyncio.sleep(0)  # with a thousand prompts, others must get their turn
         return choices
+
+    async def _scored(self, body: GenerationBody, prompts: list[Prompt]) -> list[Choice]:
+        """Return choices whose answer is all of a prompt but its first token."""
+        limits, given = self.engine.limits, [each for each in prompts if len(each.ids) > 1]
+        ask = Questioner.for_prompts(limits.spec, body.num_logprobs or 0)
+        self._refuse_many(sum(len(each.ids) for each in given) * (1 + ask.top_logprobs))
+        choices = list[Choice]()
+        for prompt in given:
+            params = ask.params(len(prompt.ids) - 1)
+            request = Request(0, prompt.ids[:1], params, cache_salt=body.cache_salt)
+            request = self.adapters.given_to(replace(request, answer=prompt.ids[1:]), body.model)
+            (checked,) = check_choices(request, limits, _draw_uid)
+            job = Job(0, params, self.tokenizer)
+            choices.append(Choice(len(choices), prompt, checked, job))
+            await asyncio.sleep(0)
+        return choices
+
+    def _refuse_many(self, logprobs: int) -> None:
+        if logprobs > _MOST_LOGPROBS:
+            raise invalid(
+                f"this asks for more than {_MOST_LOGPROBS} log-probabilities (choices x max_tokens "
+                "x (1 + top_logprobs)); lower one or send several requests",
+                "logprobs",
+            )
 
     def _named(self, name: str | None) -> str:
         """Return the requested model's name, by default its first; refuse unknown names."""

@@ -15,6 +15,7 @@ from diffray.cluster.control.engine_config import RanksKeywords, RanksOptions
 from diffray.cluster.control.events import Event
 from diffray.cluster.control.grammar_pool import GrammarPool
 from diffray.cluster.control.llm_changes import EngineChanges
+from diffray.cluster.control.llm_likelihood import Likelihoods
 from diffray.cluster.control.local import WaitingEngine
 from diffray.cluster.control.ranks import WaitingRanks
 from diffray.cluster.frontend.given import Given, Reader, RequestMaker
@@ -48,7 +49,7 @@ Params = SamplingParams | Items[SamplingParams] | None
 Bar = bool | Callable[..., AbstractContextManager[Any]]
 
 
-class DiffusionLLM(EngineChanges):
+class DiffusionLLM(EngineChanges, Likelihoods):
     """A diffusion language model, batched, in this process or on several ranks of a Ray cluster.
 
     `model` is a folder, a Hugging Face Hub id or a demo's name. `diffusion` holds the defaults of

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count
 from typing import Final, NamedTuple
@@ -39,6 +39,8 @@ class Given(NamedTuple):
     prompt: tuple[int, ...]
     suffix: tuple[int, ...] = ()
     images: tuple[Image, ...] = ()
+    answer: tuple[int, ...] = ()  # what it will be, and the places of its tokens that are shown
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,13 @@ class Reader:
     def prompt(self, prompt: str | tuple[int, ...], suffix: str | tuple[int, ...] = ()) -> Given:
         text = prompt if isinstance(prompt, str) else None
         return Given(text, self._encode(prompt, True), self._encode(suffix, False))
+
+    def answered(self, prompt: str | tuple[int, ...], answer: str | tuple[int, ...]) -> Given:
+        """Return a prompt and its answer; two texts are split where the prompt's own ids end."""
+        ids = self._encode(prompt, True)
+        if isinstance(prompt, str) and isinstance(answer, str):
+            return Given(prompt, ids, answer=self._encode(prompt + answer, True)[len(ids) :])
+        return Given(None, ids, answer=self._encode(answer, False))
 
     def prompts(
         self, prompts: Items[str | tuple[int, ...]], images: Items[Items[Picture]] | None
@@ -201,5 +210,6 @@ class RequestMaker:
         request = Request(
             0, given.prompt, params, given.suffix, watch, images=given.images, grammar=grammar
         )
+        request = replace(request, answer=given.answer, places=given.places)
         request = self._adapters.given_to(request)
         return check_choices(request, self._limits, partial(next, self._uids))

@@ -143,7 +143,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *((COMPLETE, {"prompt": wrong}, "prompt") for wrong in PROMPTS),
     (COMPLETE, {}, "prompt"),
     (COMPLETE, ABC | {"logprobs": 21}, "logprobs"),
-    (COMPLETE, ABC | {"logprobs": 0, "echo": True}, "echo"),
+    (COMPLETE, ABC | {"logprobs": 0, "echo": True, "stream": True}, "stream"),
+    (COMPLETE, ABC | {"logprobs": 0, "echo": True, "suffix": "c"}, "suffix"),
     (COMPLETE, ABC | {"max_completion_tokens": 4}, "max_completion_tokens"),
     ("/tokenize", {}, "prompt"),
     ("/tokenize", {"prompt": "a", "messages": HELLO["messages"]}, "prompt"),
@@ -154,7 +155,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETE, ABC | {"max_token": 1}, "max_token | did you mean 'max_tokens'?"),
     (COMPLETE, ABC | {"steps": 8}, 'steps | {"decoder": {"kind": "fixed", "steps": ...}}'),
     (COMPLETE, ABC | {"diffusion": {"decoder": "creditt"}}, "diffusion.decoder | mean 'credit'?"),
-    (COMPLETE, ABC | {"prompt_logprobs": 1}, "prompt_logprobs | no log-probabilities here"),
+    (COMPLETE, ABC | {"prompt_logprobs": 1}, "prompt_logprobs | send echo: true with logprobs"),
     # Megabytes.
     (COMPLETE, {"prompt": "<|mask|>" * 10**6}, "prompt"),
     (COMPLETE, {"prompt": [1] * 3_000_000}, "prompt"),

@@ -1,6 +1,7 @@
 """Stock OpenAI clients against a live server: every answer is the one that DiffusionLLM gives."""
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import openai
@@ -100,6 +101,30 @@ def test_completion_logprobs_and_echo(served: Served, client: OpenAI) -> None:
     assert echoed.text == PROMPT + expected.outputs[0].text
     chunks = client.completions.create(**asked, echo=True, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == echoed.text
+
+
+def test_echo_with_logprobs_tells_those_of_the_prompt(served: Served, client: OpenAI) -> None:
+    """As lm-evaluation-harness asks: several prompts as ids, and one token more."""
+    prompts = [[65, 66, 67, 68], [70, 71], [72]]
+    asked: dict[str, Any] = dict(model=served.name, prompt=prompts, temperature=0, max_tokens=1)
+    choices = client.completions.create(**asked, logprobs=1, echo=True).choices
+    after = client.completions.create(**asked, logprobs=1).choices
+    exact = "autoregressive" in served.engine.limits.spec.iterations
+    method: Any = "autoregressive" if exact else "left_to_right"
+    for ids, choice, own in zip(prompts, choices, after, strict=True):
+        assert choice.logprobs is not None and own.logprobs is not None
+        logprobs, top = choice.logprobs.token_logprobs or [], choice.logprobs.top_logprobs or []
+        assert len(choice.logprobs.tokens or []) == len(logprobs) == len(top)
+        assert (logprobs[0], top[0]) == (None, None)
+        assert logprobs[len(ids) :] == pytest.approx(own.logprobs.token_logprobs)
+        lengths = [len(text) for text in choice.logprobs.tokens or []]
+        assert choice.logprobs.text_offset == [0, *accumulate(lengths[:-1])]
+        if len(ids) == 1:
+            continue
+        (found,) = served.llm.loglikelihood([ids[:1]], [ids[1:]], method=method)
+        assert logprobs[1 : len(ids)] == pytest.approx(found.logprobs, abs=1e-4)
+        best = [max(each.values()) for each in top[1 : len(ids)]]
+        assert best == pytest.approx([pairs[0][1] for pairs in found.top_logprobs or []], abs=1e-4)
 
 
 def test_infilling(served: Served, client: OpenAI) -> None:

@@ -44,7 +44,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [  # the field, and what else 
     ({"temprature": 1}, "temprature", "did you mean 'temperature'? Allowed: n,"),
     ({"temperature" * 10_000: 1}, "temperature" * 10_000, "allowed: n, max_tokens,"),
     ({"length_penalty": 1}, "length_penalty", "unknown option"),
-    ({"prompt_logprobs": 0}, "prompt_logprobs", "leave it out: a prompt's tokens"),
+    ({"prompt_logprobs": 0}, "prompt_logprobs", "send echo: true with logprobs"),
     ({"steps": 8}, "steps", '{"decoder": {"kind": "fixed", "steps": ...}}'),
     ({"max_new_tokens": 8}, "max_new_tokens", "write max_tokens"),
     ({"gen_length": 8}, "gen_length", "write max_tokens"),

@@ -51,7 +51,10 @@ def test_a_request_arrives_as_it_was(
         seed=seed, logit_bias=bias, stop=["a", "\N{SNOWMAN}"], stop_token_ids=ids,
         temperature=0.1 + 0.2, logprobs=True, top_logprobs=4, bad_token_ids=ids, diffusion=policy,
     )  # fmt: skip
-    request = Request(2**53 + 1, (1, 2), params, tuple(ids), len(ids) > 2, resume, "salt")
+    request = Request(
+        2**53 + 1, (1, 2), params, tuple(ids), len(ids) > 2, resume, "salt",
+        answer=tuple(ids), places=tuple(ids[:1]),
+    )  # fmt: skip
     wire = travelled(request.to_wire(), how)
     assert (wire.uid, wire.prompt, wire.max_tokens) == (2**53 + 1, (1, 2), 128)
     assert wire.restarts == (policy.get("iteration") == {"kind": "soft"})

@@ -12,6 +12,7 @@ from diffray.workers.features.distributions import Distributions
 from diffray.workers.features.drafts import Drafts
 from diffray.workers.features.edits import Edits
 from diffray.workers.features.feature import Feature
+from diffray.workers.features.given_answers import GivenAnswers
 from diffray.workers.features.guidance import Guidance
 from diffray.workers.features.image_inputs import ImageInputs
 from diffray.workers.features.logit_transforms import LogitTransforms
@@ -38,6 +39,7 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     Soft,
     Credit,
     StructuredAnswers,
+    GivenAnswers,
     Rankings,
     ZeroConfidence,
     PinnedSlots,

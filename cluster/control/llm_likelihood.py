@@ -1,0 +1,71 @@
+"""The method of DiffusionLLM that returns how likely answers are."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Items
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from diffray.cluster.frontend.given import Given, Reader
+from diffray.cluster.frontend.likelihood import LogLikelihood, Method, Questioner
+from diffray.cluster.frontend.output import RequestOutput
+from diffray.cluster.frontend.prompts import Prompt, as_list
+from diffray.components.params import SamplingParams
+from diffray.workers.limits import Limits
+
+if TYPE_CHECKING:
+    from diffray.cluster.control.llm import Bar
+
+
+class Likelihoods(ABC):
+    """The method, for a class that runs requests."""
+
+    _reader: Reader
+
+    @property
+    @abstractmethod
+    def limits(self) -> Limits: ...
+
+    @abstractmethod
+    def _run(
+        self, given: list[Given], params: list[SamplingParams], use_tqdm: "Bar"
+    ) -> list[RequestOutput]: ...
+
+    def loglikelihood(
+        self,
+        prompts: Prompt | Items[Prompt],
+        answers: Prompt | Items[Prompt],
+        *,
+        method: Method | None = None,
+        samples: int = 128,
+        seed: int = 0,
+        lora: str = "",
+        cfg_scale: float = 0.0,
+        top_logprobs: int = 1,
+        use_tqdm: "Bar" = True,
+    ) -> list[LogLikelihood]:
+        """Return how likely the model finds each answer after its prompt.
+
+        By default exactly for a model that writes one token after the other, else by LLaDA's
+        `monte_carlo` estimate with `samples` forwards for each block of the answer, which depends
+        on `seed` alone. `left_to_right` takes a forward for each token.
+        """
+        before, after = as_list(prompts), as_list(answers)
+        if len(before) != len(after):
+            raise ValueError(f"{len(before)} prompts for {len(after)} answers; give one each")
+        ask = Questioner.of(
+            self.limits.spec,
+            method,
+            samples=samples,
+            seed=seed,
+            lora=lora,
+            cfg_scale=cfg_scale,
+            top_logprobs=top_logprobs,
+        )
+        given = [self._reader.answered(*both) for both in zip(before, after, strict=True)]
+        questions = [ask.question(each.prompt, each.answer) for each in given]
+        requests = [each for question in questions for each in question.requests]
+        outputs = iter(self._run(requests, [ask.params(len(r.answer)) for r in requests], use_tqdm))
+        return [
+            question.result([found.outputs[0] for found in islice(outputs, len(question.shown))])
+            for question in questions
+        ]

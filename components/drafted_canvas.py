@@ -7,7 +7,7 @@ import torch
 from diffray.components.canvas import Canvas, OpenBlock
 from diffray.components.speculation import Record, strided_drafts
 
-_GUESS, _WEIGHT = 0.5, 1.0  # of how many drafts are right
+_GUESS, _WEIGHT = 0.6, 1.0  # of how many drafts are right
 _KEPT = 0.95  # of what is known of them, after each forward
 
 

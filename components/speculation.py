@@ -21,7 +21,7 @@ SUREST: Final = 0.95
 _KEPT: Final = 0.5  # of a block's results, for the next block of the request ...
 _KEPT_OF_ALL: Final = 0.99  # ... and for all other requests
 # What a forward with drafts takes more, in positions: the products of the adapter that drafts.
-DRAFTER: Final = 2
+DRAFTER: Final = 3
 
 
 class Verify(PolicyPart):

@@ -86,7 +86,7 @@ class SharedFirstSteps:
             self.kept.append((span, step))
             self.kv.copy(step.pages, sequence.kv.pages)
             cached = sequence.canvas.prompt_len
-        elif pages := self.kv.first_steps.alike(key):
+        elif not sequence.canvas.answer and (pages := self.kv.first_steps.alike(key)):
             self.kv.copy(pages, sequence.kv.pages[: len(pages)])
             cached, sequence.kv.approximate = len(pages) * self.kv.page_size, True
             self.windows[number] = span._replace(start=cached)

@@ -317,7 +317,10 @@ class CompletionAnswer(Answer):
                 if of_prompt.prompt is choice.prompt:
                     for found in scored(of_prompt.output):
                         columns.add(*found)
-        for found in scored(choice.output, part.shown):
+            columns.offset = len(choice.prompt.before)
+        # With a prompt's all are told, so that clients which asked for one more token find it last.
+        places = None if self.body.scores_prompt else part.shown
+        for found in scored(choice.output, places):
             columns.add(*found)
         self._offsets[choice.index] = columns.offset
         return columns.lists

@@ -252,12 +252,12 @@ class Service:
         self._refuse_priority(body.priority)
         try:
             prompts = await self._prompts.prompts(body)
+            choices = await self._choices(body, prompts)
             scores = isinstance(body, CompletionBody) and body.scores_prompt
             scored = await self._scored(body, prompts) if scores else []
-            choices = await self._choices(body, prompts)
         except ValueError as error:
             refusal = as_api_error(error)
-            if refusal.param == "prompt":
+            if refusal.param in ("prompt", "answer"):
                 refusal.param = body.prompt_field
             if refusal.param == "structured_outputs" and body.structured is not None:
                 refusal.param = body.structured[0]
@@ -291,7 +291,7 @@ class Service:
             params = self._params.params(body, taken, bad, grammar)
             logprobs += params.n * params.max_tokens * (1 + params.top_logprobs)
             if body.num_logprobs is not None:
-                self._refuse_many(logprobs)
+                self._refuse_many(logprobs, "choices x max_tokens")
             request = Request(
                 uid=0,
                 prompt=prompt.ids,
@@ -313,7 +313,8 @@ class Service:
         """Return choices whose answer is all of a prompt but its first token."""
         limits, given = self.engine.limits, [each for each in prompts if len(each.ids) > 1]
         ask = Questioner.for_prompts(limits.spec, body.num_logprobs or 0)
-        self._refuse_many(sum(len(each.ids) for each in given) * (1 + ask.top_logprobs))
+        asked = body.n * sum(len(each.ids) for each in given) * (1 + ask.top_logprobs)
+        self._refuse_many(asked, "n x tokens of the prompts")
         choices = list[Choice]()
         for prompt in given:
             params = ask.params(len(prompt.ids) - 1)
@@ -325,11 +326,11 @@ class Service:
             await asyncio.sleep(0)
         return choices
 
-    def _refuse_many(self, logprobs: int) -> None:
+    def _refuse_many(self, logprobs: int, tokens: str) -> None:
         if logprobs > _MOST_LOGPROBS:
             raise invalid(
-                f"this asks for more than {_MOST_LOGPROBS} log-probabilities (choices x max_tokens "
-                "x (1 + top_logprobs)); lower one or send several requests",
+                f"this asks for more than {_MOST_LOGPROBS} log-probabilities ({tokens} x (1 + "
+                "top_logprobs)); lower one or send several requests",
                 "logprobs",
             )
 

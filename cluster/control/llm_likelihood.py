@@ -1,9 +1,10 @@
 """The method of DiffusionLLM that returns how likely answers are."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence as Items
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from diffray.cluster.frontend.given import Given, Reader
 from diffray.cluster.frontend.likelihood import LogLikelihood, Method, Questioner
@@ -14,6 +15,9 @@ from diffray.workers.limits import Limits
 
 if TYPE_CHECKING:
     from diffray.cluster.control.llm import Bar
+
+
+_TOGETHER: Final = 2048  # requests that are made at a time
 
 
 class Likelihoods(ABC):
@@ -62,10 +66,16 @@ class Likelihoods(ABC):
             top_logprobs=top_logprobs,
         )
         given = [self._reader.answered(*both) for both in zip(before, after, strict=True)]
-        questions = [ask.question(each.prompt, each.answer) for each in given]
-        requests = [each for question in questions for each in question.requests]
-        outputs = iter(self._run(requests, [ask.params(len(r.answer)) for r in requests], use_tqdm))
-        return [
-            question.result([found.outputs[0] for found in islice(outputs, len(question.shown))])
-            for question in questions
-        ]
+        questions = deque(ask.question(each.prompt, each.answer) for each in given)
+        params = {length: ask.params(length) for length in {len(q.answer) for q in questions}}
+        found = list[LogLikelihood]()
+        while questions:  # a task may ask for millions of samples
+            part = [questions.popleft()]
+            while questions and sum(len(q.shown) for q in part) < _TOGETHER:
+                part.append(questions.popleft())
+            requests = [each for question in part for each in question.requests]
+            outputs = iter(self._run(requests, [params[len(r.answer)] for r in requests], use_tqdm))
+            for question in part:
+                own = islice(outputs, len(question.shown))
+                found.append(question.result([each.outputs[0] for each in own]))
+        return found

@@ -66,11 +66,15 @@ class Reader:
         return Given(text, self._encode(prompt, True), self._encode(suffix, False))
 
     def answered(self, prompt: str | tuple[int, ...], answer: str | tuple[int, ...]) -> Given:
-        """Return a prompt and its answer; two texts are split where the prompt's own ids end."""
-        ids = self._encode(prompt, True)
-        if isinstance(prompt, str) and isinstance(answer, str):
-            return Given(prompt, ids, answer=self._encode(prompt + answer, True)[len(ids) :])
-        return Given(None, ids, answer=self._encode(answer, False))
+        """Return a prompt and its answer.
+
+        Two texts are split where the prompt's own ids end; spaces at its end count as the answer's.
+        """
+        if isinstance(prompt, str) and isinstance(answer, str) and (text := prompt.rstrip()):
+            ids, whole = self._encode(text, True), self._encode(prompt + answer, True)
+            if whole[: len(ids)] == ids:
+                return Given(text, ids, answer=whole[len(ids) :])
+        return Given(None, self._encode(prompt, True), answer=self._encode(answer, False))
 
     def prompts(
         self, prompts: Items[str | tuple[int, ...]], images: Items[Items[Picture]] | None

@@ -36,7 +36,8 @@ Shown = tuple[int, ...]  # the places of an answer that are not masked
 class LogLikelihood:
     """What a model says of an answer."""
 
-    logprob: float  # of the whole; of `monte_carlo` an estimate, and `error` is its standard error
+    # Of the whole; of `monte_carlo` an estimate, and `error` is its standard error, NaN if unknown.
+    logprob: float
     method: Method
     error: float
     forwards: int
@@ -72,7 +73,9 @@ class Question(NamedTuple):
         for (places, count), output in zip(self.shown.items(), outputs, strict=True):
             assert output.logprobs is not None
             totals += [self._total(frozenset(places), output.logprobs)] * count
-        error = stdev(totals) / math.sqrt(len(totals)) if len(self.shown) > 1 else 0.0
+        error = stdev(totals) / math.sqrt(len(totals)) if len(totals) > 1 else math.nan
+        if self.method != "monte_carlo" or all(len(block) == 1 for block in self.blocks):
+            error = 0.0
         found = LogLikelihood(math.fsum(totals) / len(totals), self.method, error, forwards)
         if self.method == "monte_carlo":
             return found
@@ -128,11 +131,13 @@ class Questioner:
         if self.method == "autoregressive":
             diffusion["iteration"] = "autoregressive"
         else:
-            causal = self.spec.block_causal
+            kind = next(each for each in self.spec.iterations if each in _OF_MASKS)
+            causal = self.spec.block_causal or kind == "block_diffusion"
+            # From left to right, blocks that see the whole canvas change nothing.
             diffusion |= {
-                "iteration": next(each for each in _OF_MASKS if each in self.spec.iterations),
+                "iteration": kind,
                 "decoder": {"kind": "sequential", "steps_per_block": 1 if samples else None},
-                "block_length": None if causal else length,
+                "block_length": length if samples and not causal else None,
                 "cache": "exact" if causal else "none",
                 "canvas": "fixed",
             }

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,7 +77,12 @@ def test_a_client_works_with_its_defaults(served: Served, rows: list[str], scrip
         script = folder / script.name
     told = subprocess.run(
         [*command, script, served.url, served.name],
-        env=os.environ | {"OPENAI_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        env=os.environ
+        | {
+            "OPENAI_API_KEY": "none",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "TESTS_SITE": sysconfig.get_path("purelib"),
+        },
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,13 +1,12 @@
 """The method of DiffusionLLM that returns how likely answers are."""
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Sequence as Items
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from diffray.cluster.frontend.given import Given, Reader
-from diffray.cluster.frontend.likelihood import LogLikelihood, Method, Questioner
+from diffray.cluster.frontend.likelihood import LogLikelihood, Method, Question, Questioner
 from diffray.cluster.frontend.output import RequestOutput
 from diffray.cluster.frontend.prompts import Prompt, as_list
 from diffray.components.params import SamplingParams
@@ -66,16 +65,23 @@ class Likelihoods(ABC):
             top_logprobs=top_logprobs,
         )
         given = [self._reader.answered(*both) for both in zip(before, after, strict=True)]
-        questions = deque(ask.question(each.prompt, each.answer) for each in given)
-        params = {length: ask.params(length) for length in {len(q.answer) for q in questions}}
-        found = list[LogLikelihood]()
-        while questions:  # a task may ask for millions of samples
-            part = [questions.popleft()]
-            while questions and sum(len(q.shown) for q in part) < _TOGETHER:
-                part.append(questions.popleft())
-            requests = [each for question in part for each in question.requests]
-            outputs = iter(self._run(requests, [params[len(r.answer)] for r in requests], use_tqdm))
-            for question in part:
-                own = islice(outputs, len(question.shown))
-                found.append(question.result([each.outputs[0] for each in own]))
+        if not all(each.prompt and each.answer for each in given):
+            raise ValueError("a likelihood needs a prompt and an answer of at least one token each")
+        found, part = list[LogLikelihood](), list[Question]()
+        for number, each in enumerate(given, 1):  # a task may need millions of requests
+            part.append(ask.question(each.prompt, each.answer))
+            if number == len(given) or len(part) * len(part[0].shown) >= _TOGETHER:
+                found += self._results(ask, part, use_tqdm)
+                part = []
         return found
+
+    def _results(
+        self, ask: Questioner, questions: list[Question], use_tqdm: "Bar"
+    ) -> list[LogLikelihood]:
+        params = {length: ask.params(length) for length in {len(q.answer) for q in questions}}
+        requests = [each for question in questions for each in question.requests]
+        outputs = iter(self._run(requests, [params[len(r.answer)] for r in requests], use_tqdm))
+        return [
+            question.result([found.outputs[0] for found in islice(outputs, len(question.shown))])
+            for question in questions
+        ]

@@ -109,8 +109,10 @@ class Questioner:
             fits += ["monte_carlo", "left_to_right"]
         if not fits:
             raise ValueError("the canvases of this model are noise, so no answer has a likelihood")
-        if options.get("samples", 1) < 1:
-            raise ValueError(f"samples is {options['samples']}; take at least one")
+        for name, least in (("samples", 1), ("seed", -(2**63))):
+            number = options.get(name, least)
+            if type(number) is not int or number < least:
+                raise ValueError(f"{name} is {number!r}; expected an integer, {least} or more")
         for each in fits:
             if method in (None, each):
                 return Questioner(spec, each, **options)
@@ -151,8 +153,6 @@ class Questioner:
         )
 
     def question(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> Question:
-        if not prompt or not answer:
-            raise ValueError("a likelihood needs a prompt and an answer of at least one token each")
         policy = Policy.resolve(self.params(len(answer)).diffusion, self.spec)
         canvas = Canvas(prompt, (), len(answer), policy, self.spec, self.spec.max_positions)
         blocks = [*_blocks(len(answer), len(prompt) - canvas.anchor, policy.block_length)]

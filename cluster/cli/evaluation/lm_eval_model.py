@@ -17,10 +17,12 @@ from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.control.yaml_file import read_yaml
 from diffray.cluster.frontend.likelihood import Method, Questioner
 from diffray.components.params import SamplingParams
+from diffray.components.spelling import did_you_mean
 
 log = logging.getLogger(__name__)
 
 _Asked = tuple[tuple[str, str], list[int], list[int]]
+_OWN = "pretrained", "method", "samples", "seed", "max_gen_toks", "diffusion"
 _IGNORED = "batch_size", "max_batch_size"  # an engine batches by itself
 
 
@@ -34,7 +36,7 @@ class DiffrayLM(TemplateLM):
 
     def __init__(
         self,
-        pretrained: str,
+        pretrained: str = "",
         method: Method | None = None,
         samples: int = 128,
         seed: int = 0,
@@ -45,18 +47,19 @@ class DiffrayLM(TemplateLM):
     ) -> None:
         super().__init__()
         own = {name: value for name, value in options.items() if name not in _IGNORED}
-        policy: Any = None if diffusion is None else read_yaml(Path(diffusion))
-        # The harness says cuda:0 where nothing was asked for.
-        own = own | {"device": "cpu"} if device == "cpu" else own
-        self.llm = DiffusionLLM(pretrained, diffusion=policy, **own)
-        self.tokenizer = self.llm.get_tokenizer()
+        if device == "cpu":  # the harness says cuda:0 where nothing was asked for
+            own["device"] = device
+        try:
+            self.llm = _loaded(pretrained, diffusion, own)
+            limits = self.llm.limits
+            asks = Questioner.of(limits.spec, method, samples=samples, seed=seed)
+        except (ValueError, OSError) as error:
+            raise SystemExit(f"diffray: {error}") from None
         assert self.llm.tokenizer is not None
-        self._tokenizer = self.llm.tokenizer
-        self._left_out = set[str]()
+        self.tokenizer, self._tokenizer = self.llm.get_tokenizer(), self.llm.tokenizer
         self.asked: dict[str, Any] = {"method": method, "samples": samples, "seed": seed}
         self.max_gen_toks, self._name = max_gen_toks, pretrained.replace("/", "__")
-        limits = self.llm.limits
-        asks = Questioner.of(limits.spec, method, samples=samples)  # before any task is loaded
+        self._left_out = set[str]()
         # A canvas may be rounded up to whole blocks.
         rounding = 0 if asks.method == "autoregressive" else limits.spec.block_length
         self.room = limits.positions(guided=False) - rounding
@@ -150,6 +153,16 @@ class DiffrayLM(TemplateLM):
             log.warning("%s=%r is left out: diffray has no such parameter", name, asked[name])
         self._left_out |= left
         return {name: asked[name] for name in asked.keys() & SamplingParams.model_fields}
+
+
+def _loaded(model: str, diffusion: str | None, options: dict[str, Any]) -> DiffusionLLM:
+    for name in options:
+        if near := did_you_mean(name, _OWN):
+            raise ValueError(f"unknown argument {name!r}{near}")
+    if not model:
+        raise ValueError("name a model: --model_args pretrained=MODEL")
+    policy: Any = None if diffusion is None else read_yaml(Path(diffusion))
+    return DiffusionLLM(model, diffusion=policy, **options)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Canvases whose answer is given, so that the model says how likely it is.
+"""Canvases whose answer is given (teacher forcing), so that the model says how likely it is.
 
 Steps decide positions as they do in any generation, but each gets its given token. What is reported
 is that token's log-probability at the step that decided it.

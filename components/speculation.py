@@ -94,8 +94,11 @@ class DraftAcceptance:
 
 
 def strided_drafts(most: int, rate: float, overhead: float) -> int:
-    """Return how many drafts a forward of a strided iteration makes: the number with most pace."""
-    return max(range(most + 1), key=lambda drafts: strided_pace(drafts, rate, overhead))
+    """Return how many drafts a forward of a strided iteration makes: more as long as more pay."""
+    paces = [strided_pace(drafts, rate, overhead) for drafts in range(min(most, 1) + 1)]
+    while len(paces) <= most and (len(paces) == 2 or paces[-1] > paces[-2]):
+        paces.append(strided_pace(len(paces), rate, overhead))
+    return paces.index(max(paces))
 
 
 def strided_pace(drafts: int, rate: float, overhead: float) -> float:

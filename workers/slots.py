@@ -75,8 +75,8 @@ class Slots:
         if sequence.policy.iteration.renoises:
             sequence.best = self.lend_copy()
         self.write(sequence)
-        # Tokens of a given answer may be shown from the start, and have no step.
-        self.steps_SN[sequence.slot], self.logprobs_SN[sequence.slot] = 0, 0
+        if sequence.canvas.answer:  # of which tokens may be shown from the start, without a step
+            self.steps_SN[sequence.slot], self.logprobs_SN[sequence.slot] = 0, 0
         if sequence.policy.iteration.soft:
             self.soft.enter(sequence.slot, *sequence.soft_span)
 

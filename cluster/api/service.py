@@ -32,7 +32,7 @@ from diffray.cluster.api.tokens import Tokens
 from diffray.cluster.control.engine_client import EngineClient, EngineFailed, Load
 from diffray.cluster.control.grammar_pool import GrammarPool
 from diffray.cluster.frontend.given import bad_tokens, with_bad_tokens
-from diffray.cluster.frontend.likelihood import Questioner
+from diffray.cluster.frontend.likelihood import Scorer
 from diffray.cluster.frontend.output import Accepted, Followed, Job, RequestOutput
 from diffray.cluster.frontend.prompts import check_default
 from diffray.cluster.frontend.text import Tokenizer
@@ -312,12 +312,12 @@ class Service:
     async def _scored(self, body: GenerationBody, prompts: list[Prompt]) -> list[Choice]:
         """Return choices whose answer is all of a prompt but its first token."""
         limits, given = self.engine.limits, [each for each in prompts if len(each.ids) > 1]
-        ask = Questioner.for_prompts(limits.spec, body.num_logprobs or 0)
-        asked = body.n * sum(len(each.ids) for each in given) * (1 + ask.top_logprobs)
+        scorer = Scorer.for_prompts(limits.spec, body.num_logprobs or 0)
+        asked = body.n * sum(len(each.ids) for each in given) * (1 + scorer.top_logprobs)
         self._refuse_many(asked, "n x tokens of the prompts")
         choices = list[Choice]()
         for prompt in given:
-            params = ask.params(len(prompt.ids) - 1)
+            params = scorer.params(len(prompt.ids) - 1)
             request = Request(0, prompt.ids[:1], params, cache_salt=body.cache_salt)
             request = self.adapters.given_to(replace(request, answer=prompt.ids[1:]), body.model)
             (checked,) = check_choices(request, limits, _draw_uid)

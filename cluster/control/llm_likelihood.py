@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from diffray.cluster.frontend.given import Given, Reader
-from diffray.cluster.frontend.likelihood import LogLikelihood, Method, Question, Questioner
+from diffray.cluster.frontend.likelihood import LogLikelihood, Method, Query, Scorer
 from diffray.cluster.frontend.output import RequestOutput
 from diffray.cluster.frontend.prompts import Prompt, as_list
 from diffray.components.params import SamplingParams
@@ -55,7 +55,7 @@ class Likelihoods(ABC):
         before, after = as_list(prompts), as_list(answers)
         if len(before) != len(after):
             raise ValueError(f"{len(before)} prompts for {len(after)} answers; give one each")
-        ask = Questioner.of(
+        scorer = Scorer.of(
             self.limits.spec,
             method,
             samples=samples,
@@ -67,21 +67,21 @@ class Likelihoods(ABC):
         given = [self._reader.answered(*both) for both in zip(before, after, strict=True)]
         if not all(each.prompt and each.answer for each in given):
             raise ValueError("a likelihood needs a prompt and an answer of at least one token each")
-        found, part = list[LogLikelihood](), list[Question]()
+        found, part = list[LogLikelihood](), list[Query]()
         for number, each in enumerate(given, 1):  # a task may need millions of requests
-            part.append(ask.question(each.prompt, each.answer))
+            part.append(scorer.query(each.prompt, each.answer))
             if number == len(given) or len(part) * len(part[0].shown) >= _TOGETHER:
-                found += self._results(ask, part, use_tqdm)
+                found += self._results(scorer, part, use_tqdm)
                 part = []
         return found
 
     def _results(
-        self, ask: Questioner, questions: list[Question], use_tqdm: "Bar"
+        self, scorer: Scorer, queries: list[Query], use_tqdm: "Bar"
     ) -> list[LogLikelihood]:
-        params = {length: ask.params(length) for length in {len(q.answer) for q in questions}}
-        requests = [each for question in questions for each in question.requests]
+        params = {length: scorer.params(length) for length in {len(q.answer) for q in queries}}
+        requests = [each for query in queries for each in query.requests]
         outputs = iter(self._run(requests, [params[len(r.answer)] for r in requests], use_tqdm))
         return [
-            question.result([found.outputs[0] for found in islice(outputs, len(question.shown))])
-            for question in questions
+            query.result([found.outputs[0] for found in islice(outputs, len(query.shown))])
+            for query in queries
         ]

@@ -54,7 +54,7 @@ class LogLikelihood:
         return all(logprob >= top[0][1] for logprob, top in pairs)
 
 
-class Question(NamedTuple):
+class Query(NamedTuple):
     """An answer whose likelihood is asked for, and what its requests show of it."""
 
     method: Method
@@ -90,8 +90,8 @@ class Question(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Questioner:
-    """Asks a model for likelihoods with one method."""
+class Scorer:
+    """Scores answers with one method: which requests it takes."""
 
     spec: ModelSpec
     method: Method
@@ -102,7 +102,7 @@ class Questioner:
     top_logprobs: int = 1
 
     @staticmethod
-    def of(spec: ModelSpec, method: str | None, **options: Any) -> "Questioner":
+    def of(spec: ModelSpec, method: str | None, **options: Any) -> "Scorer":
         """Choose a model's own method if none is named; refuse one that does not fit it."""
         fits: list[Method] = ["autoregressive"] if "autoregressive" in spec.iterations else []
         if any(kind in spec.iterations for kind in _OF_MASKS):
@@ -115,15 +115,15 @@ class Questioner:
                 raise ValueError(f"{name} is {number!r}; expected an integer, {least} or more")
         for each in fits:
             if method in (None, each):
-                return Questioner(spec, each, **options)
+                return Scorer(spec, each, **options)
         raise ValueError(f"method {method!r} does not fit this model; use {' or '.join(fits)}")
 
     @staticmethod
-    def for_prompts(spec: ModelSpec, top_logprobs: int) -> "Questioner":
+    def for_prompts(spec: ModelSpec, top_logprobs: int) -> "Scorer":
         """Ask for each token's log-probability after those before it, whatever they are."""
         exact = "autoregressive" in spec.iterations
         method = "autoregressive" if exact else "left_to_right"
-        return Questioner.of(spec, method, top_logprobs=top_logprobs)
+        return Scorer.of(spec, method, top_logprobs=top_logprobs)
 
     def params(self, length: int) -> SamplingParams:
         """Return the parameters of the requests about an answer."""
@@ -152,7 +152,7 @@ class Questioner:
             diffusion=diffusion,
         )
 
-    def question(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> Question:
+    def query(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> Query:
         policy = Policy.resolve(self.params(len(answer)).diffusion, self.spec)
         canvas = Canvas(prompt, (), len(answer), policy, self.spec, self.spec.max_positions)
         blocks = [*_blocks(len(answer), len(prompt) - canvas.anchor, policy.block_length)]
@@ -161,7 +161,7 @@ class Questioner:
             draws = random.Random(repr((self.seed, prompt, answer)))  # whatever else is asked
             parts = [_patterns(block, self.samples, draws) for block in blocks]
             shown = Counter(tuple(sorted(chain(*each))) for each in zip(*parts, strict=True))
-        return Question(self.method, prompt, answer, blocks, shown)
+        return Query(self.method, prompt, answer, blocks, shown)
 
 
 def _blocks(length: int, before: int, block_length: int) -> Iterator[range]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import chain, combinations
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
@@ -190,10 +191,10 @@ def test_texts_are_split_where_the_prompt_ends() -> None:
         ({"samples": 0}, "samples"),
     ],
 )
-def test_what_has_no_likelihood_is_refused(given: dict[str, object], words: str) -> None:
-    asked: dict[str, object] = {"prompts": [PROMPTS["llada"]], "answers": [ANSWER]} | given
+def test_what_has_no_likelihood_is_refused(given: dict[str, Any], words: str) -> None:
+    asked: dict[str, Any] = {"prompts": [PROMPTS["llada"]], "answers": [ANSWER]} | given
     with pytest.raises(ValueError, match=words):
-        llm("llada").loglikelihood(**asked)  # type: ignore[arg-type]
+        llm("llada").loglikelihood(**asked)
 
 
 def test_noise_has_no_likelihood() -> None:

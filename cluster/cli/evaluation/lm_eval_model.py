@@ -15,7 +15,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from diffray.cluster.control.llm import DiffusionLLM
 from diffray.cluster.control.yaml_file import read_yaml
-from diffray.cluster.frontend.likelihood import Method, Questioner
+from diffray.cluster.frontend.likelihood import Method, Scorer
 from diffray.components.params import SamplingParams
 from diffray.components.spelling import did_you_mean
 
@@ -52,7 +52,7 @@ class DiffrayLM(TemplateLM):
         try:
             self.llm = _loaded(pretrained, diffusion, own)
             limits = self.llm.limits
-            asks = Questioner.of(limits.spec, method, samples=samples, seed=seed)
+            scorer = Scorer.of(limits.spec, method, samples=samples, seed=seed)
         except (ValueError, OSError) as error:
             raise SystemExit(f"diffray: {error}") from None
         assert self.llm.tokenizer is not None
@@ -61,7 +61,7 @@ class DiffrayLM(TemplateLM):
         self.max_gen_toks, self._name = max_gen_toks, pretrained.replace("/", "__")
         self._left_out = set[str]()
         # A canvas may be rounded up to whole blocks.
-        rounding = 0 if asks.method == "autoregressive" else limits.spec.block_length
+        rounding = 0 if scorer.method == "autoregressive" else limits.spec.block_length
         self.room = limits.positions(guided=False) - rounding
 
     @property

@@ -12,6 +12,8 @@
 
 #define BLOCK 32
 #define SMALLEST 1e-30f
+#define LINE 64  // bytes of memory that are read at once
+#define AHEAD 12  // blocks, so that the processor does not wait for memory
 #define FOURS 8  // a block's numbers are multiplied four at a time
 #define ALWAYS static inline __attribute__((always_inline))
 
@@ -114,6 +116,7 @@ ALWAYS void multiply(const Matrix *m, int64_t tile, const Row *rows, int count, 
   for (int r = 0; r < count; r++) sums[r] = floats_of(0);
   for (int64_t at = 0, b = tile * m->blocks; at < m->blocks; at++, b++) {
     const uint8_t *from = m->values + b * bytes;
+    for (int64_t i = 0; i < bytes; i += LINE) _mm_prefetch((const char *)from + AHEAD * bytes + i, _MM_HINT_T1);
     Ints block[FOURS];
     for (int f = 0; f < FOURS; f++) {
       if (m->kind == Q8_0) {

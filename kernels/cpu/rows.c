@@ -207,6 +207,7 @@ typedef struct {
   int64_t halves, rank, outputs, start;
 } LowRank;
 
+#define AHEAD 2048  // bytes, so that the processor does not wait for memory
 #define TOGETHER 4  // rows that read the weights together
 
 ALWAYS void add_part(const float *const *x, float *const *y, int rows, LowRank part, int halves, int64_t inputs) {
@@ -216,6 +217,7 @@ ALWAYS void add_part(const float *const *x, float *const *y, int rows, LowRank p
     Floats sums[TOGETHER] = {0}, others[TOGETHER] = {0};
     int64_t i = 0;
     for (; i + LANES < inputs; i += 2 * LANES) {
+      _mm_prefetch((const char *)part.weights + (at + i) * (halves ? 2 : 4) + AHEAD, _MM_HINT_T1);
       const Floats weights = load_weights(part.weights, at + i, halves), next = load_weights(part.weights, at + i + LANES, halves);
       for (int t = 0; t < rows; t++) sums[t] += weights * load(x[t] + i), others[t] += next * load(x[t] + i + LANES);
     }
@@ -227,6 +229,7 @@ ALWAYS void add_part(const float *const *x, float *const *y, int rows, LowRank p
   for (int64_t i = part.start; i < part.start + part.outputs; i += LANES) {
     Floats sums[TOGETHER] = {0};
     for (int64_t r = 0; r < part.rank; r++, at += LANES) {
+      _mm_prefetch((const char *)part.weights + at * (halves ? 2 : 4) + AHEAD, _MM_HINT_T1);
       const Floats weights = load_weights(part.weights, at, halves);
       for (int t = 0; t < rows; t++) sums[t] += weights * middle[r][t];
     }

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import httpx2
 import typer
 
+from diffray.cluster.api.batch_lines import CHAT, Answer, Reply, Unanswered
 from diffray.cluster.cli import flags
-from diffray.cluster.cli.batch_run import CHAT, Answer, Reply, Unanswered, run_batch
+from diffray.cluster.cli.batch_run import run_batch
 from diffray.cluster.cli.commands import refuse
 from diffray.cluster.cli.endpoint import Endpoint, complaint, json_of, reason, retry_after
 from diffray.cluster.control.engine_config import EngineConfig

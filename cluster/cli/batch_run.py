@@ -8,59 +8,31 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, closing
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, TextIO
-from uuid import uuid4
+from typing import TextIO
 
-from pydantic import Field
 from tqdm import tqdm
 
-from diffray.components.config import Config, counted
+from diffray.cluster.api.batch_lines import (
+    TRIES,
+    Answer,
+    Done,
+    Line,
+    Reply,
+    answer_lines,
+    check_lines,
+    read_lines,
+)
+from diffray.components.config import counted
 
 log = logging.getLogger(__name__)
 
-CHAT = "/v1/chat/completions"
+LOG_SECONDS = 10.0
 SHOWN_MISTAKES = 5
-
-
-class Line(Config):
-    """One request of a batch."""
-
-    custom_id: str = Field(min_length=1)
-    method: Literal["POST"]
-    url: Literal["/v1/chat/completions", "/v1/completions"]
-    body: dict[str, Any]
-
-
-def read_lines(source: Path) -> Iterator[Line]:
-    """Yield the requests of a file that passed `check_lines`."""
-    for _, text in _texts(source):
-        yield _line(text)
-
-
-def check_lines(source: Path) -> set[str]:
-    """Return the ids of all requests; raise if any line is invalid."""
-    ids: dict[str, int] = {}
-    mistakes = []
-    for number, text in _texts(source):
-        try:
-            name = _line(text).custom_id
-            if name in ids:
-                raise ValueError(f"custom_id {name!r} is already used in line {ids[name]}")
-            ids[name] = number
-        except ValueError as error:
-            mistakes.append(f"line {number}: {error}")
-    if more := len(mistakes[SHOWN_MISTAKES:]):
-        mistakes[SHOWN_MISTAKES:] = [f"and {more} more"]
-    if mistakes:
-        raise ValueError(f"{source}: {'; '.join(mistakes)}")
-    if not ids:
-        raise ValueError(f"{source} has no requests")
-    return set(ids)
 
 
 def repair(target: Path) -> dict[str, bool]:
@@ -84,53 +56,6 @@ def repair(target: Path) -> dict[str, bool]:
                     f"{target}, line {number} is not an answer of a batch; give another output"
                 ) from None
     return ids
-
-
-def _texts(source: Path) -> Iterator[tuple[int, bytes]]:
-    with source.open("rb") as file:
-        yield from ((number, text) for number, text in enumerate(file, 1) if text.strip())
-
-
-def _line(text: bytes) -> Line:
-    try:
-        given = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"not valid JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise ValueError("expected an object with custom_id, method, url and body")
-    line = Line(**given)
-    if line.body.get("stream"):
-        raise ValueError("body.stream: a batch cannot stream; leave it out")
-    return line
-
-
-BUSY = (429, 502, 503, 504)  # statuses on which a request is retried
-TRIES = 8
-LONGEST_PAUSE = 60.0
-LOG_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The outcome of a request, in HTTP's terms."""
-
-    status_code: int
-    request_id: str
-    body: Any
-    retry_after: float | None = None
-
-
-class Unanswered(Exception):
-    """One request failed although the server is reachable; the message says why."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-# Sends a request to a server or an engine. It raises Unanswered if only this request failed,
-# ConnectionError if all others would fail too.
-Answer = Callable[[str, dict[str, Any]], Awaitable[Reply]]
 
 
 @dataclass(slots=True)
@@ -225,7 +150,7 @@ def run_batch(
         raise ValueError(f"no such file: {source}; give one with a request per line")
     if target.exists() and target.samefile(source):
         raise ValueError(f"{target} is the input; give another file for the answers")
-    ids = check_lines(source)
+    ids = _ids(source)
     done = repair(target)
     before = [done[name] for name in ids & done.keys()]
     summary = Summary(len(ids), before=len(before), failed_before=before.count(False))
@@ -253,63 +178,31 @@ async def _run(
         async with backend as answer:
             begin = monotonic()  # with the model loaded
             try:
-                await answer_lines(lines, target, answer, progress, concurrency, tries)
+                with appended(target, progress) as done:
+                    await answer_lines(lines, answer, done, concurrency, tries)
             finally:
                 summary.seconds = monotonic() - begin
 
 
-async def answer_lines(
-    lines: Iterator[Line],
-    target: Path,
-    answer: Answer,
-    progress: Progress,
-    concurrency: int,
-    tries: int = TRIES,
-) -> None:
-    """Send all requests and append their answers; an error that affects them all is raised."""
+@contextmanager
+def appended(target: Path, progress: Progress) -> Iterator[Done]:
+    """Write each answer when it arrives, and count it."""
+    with target.open("a") as out:
 
-    async def work() -> None:
-        for line in lines:
-            reply = error = None
-            try:
-                reply = await _send(answer, line, tries)
-            except Unanswered as reason:
-                error = {"code": reason.code, "message": str(reason)}
-            out.write(_result(line.custom_id, reply, error) + "\n")
+        def done(line: str, reply: Reply | None) -> None:
+            out.write(line + "\n")
             out.flush()
             progress.count(reply)
 
-    with target.open("a") as out:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(concurrency):
-                    group.create_task(work())
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        yield done
 
 
-async def _send(answer: Answer, line: Line, tries: int) -> Reply:
-    """Send a request; retry while the server is busy."""
-    for attempt in range(tries - 1):
-        reply = await answer(line.url, line.body)
-        if reply.status_code not in BUSY:
-            return reply
-        await asyncio.sleep(pause(attempt, reply.retry_after))
-    return await answer(line.url, line.body)
-
-
-def pause(attempt: int, retry_after: float | None) -> float:
-    """Return the seconds until the next try; without `retry_after` they double each time."""
-    return min(LONGEST_PAUSE, 2.0**attempt if retry_after is None else retry_after)
-
-
-def _result(custom_id: str, reply: Reply | None, error: dict[str, str] | None) -> str:
-    """Return a request's line in the output file."""
-    names = ("status_code", "request_id", "body")
-    result = {
-        "id": f"batch_req_{uuid4().hex}",
-        "custom_id": custom_id,
-        "response": reply and {name: getattr(reply, name) for name in names},
-        "error": error,
-    }
-    return json.dumps(result, ensure_ascii=False)
+def _ids(source: Path) -> set[str]:
+    """Return the ids of all requests; raise if any line is invalid."""
+    ids, mistakes = check_lines(source)
+    if mistakes:
+        shown = [str(each) for each in mistakes[:SHOWN_MISTAKES]]
+        if more := len(mistakes) - len(shown):
+            shown.append(f"and {more} more")
+        raise ValueError(f"{source}: {'; '.join(shown)}")
+    return ids

@@ -18,8 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 from diffray import DiffusionLLM, SamplingParams
+from diffray.cluster.api.batch_lines import Answer, Reply, pause
 from diffray.cluster.cli.batch import endpoint_answers, engine_answers
-from diffray.cluster.cli.batch_run import Answer, Progress, Reply, Summary, pause, run_batch
+from diffray.cluster.cli.batch_run import Progress, Summary, run_batch
 from diffray.cluster.cli.endpoint import Endpoint
 from diffray.cluster.cli.main import app
 from diffray.cluster.control.engine_config import EngineConfig

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from diffray.cluster.cli.batch_run import Answer, Reply
+from diffray.cluster.api.batch_lines import Answer, Reply
 from diffray.cluster.cli.evaluation import report as reports
 from diffray.cluster.cli.evaluation.policies import NamedPolicy, alternatives, read_policies
 from diffray.cluster.cli.evaluation.run import Asked, locked, run

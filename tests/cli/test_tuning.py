@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from diffray.cluster.cli.batch_run import Answer, Reply
+from diffray.cluster.api.batch_lines import Answer, Reply
 from diffray.cluster.cli.evaluation.policies import NamedPolicy
 from diffray.cluster.cli.evaluation.run import Asked
 from diffray.cluster.cli.evaluation.tasks import read_items

@@ -13,9 +13,9 @@ import typer
 from typer import Option
 
 import diffray
+from diffray.cluster.api.batch_lines import Answer
 from diffray.cluster.cli import flags
 from diffray.cluster.cli.batch import endpoint_answers, engine_answers
-from diffray.cluster.cli.batch_run import Answer
 from diffray.cluster.cli.commands import refuse
 from diffray.cluster.cli.endpoint import Endpoint
 from diffray.cluster.cli.evaluation.policies import DEFAULT, NamedPolicy, read_policies

@@ -21,7 +21,8 @@ from zlib import crc32
 
 from filelock import FileLock, Timeout
 
-from diffray.cluster.cli.batch_run import Answer, Line, Progress, Reply, Summary, answer_lines
+from diffray.cluster.api.batch_lines import Answer, Line, Reply, answer_lines
+from diffray.cluster.cli.batch_run import Progress, Summary, appended
 from diffray.cluster.cli.endpoint import complaint, message_of
 from diffray.cluster.cli.evaluation.policies import NamedPolicy
 from diffray.cluster.cli.evaluation.tasks import Item
@@ -103,7 +104,8 @@ class Folder:
         for task in dict.fromkeys(self._tasks.values()):
             lines = [line for line in self.pending if self._tasks[line.custom_id] == task]
             at_once = min(most, len(lines))
-            await answer_lines(iter(lines), self.answers, _timed(answer), progress, at_once)
+            with appended(self.answers, progress) as done:
+                await answer_lines(iter(lines), _timed(answer), done, at_once)
 
     async def check(self, answer: Answer) -> None:
         """Send one request; raise if the server refuses it, before others run for hours."""

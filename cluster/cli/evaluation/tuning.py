@@ -15,7 +15,8 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Final
 
-from diffray.cluster.cli.batch_run import Answer, Progress
+from diffray.cluster.api.batch_lines import Answer
+from diffray.cluster.cli.batch_run import Progress
 from diffray.cluster.cli.evaluation.policies import NamedPolicy
 from diffray.cluster.cli.evaluation.report import as_table, scores_of, summarize
 from diffray.cluster.cli.evaluation.run import Asked, Folder, summary_of

@@ -23,6 +23,7 @@ from diffray.workers.messages import Footprint, Reply, Round, Schedulable
 
 PASSES = 16  # how many later requests may run before one that finds no pages
 FIRST_COME = 8  # one of this many admissions goes to the oldest request, whatever its priority
+SHORT = 8  # the part of a time slice after which a request gives way to those of better priority
 LONGEST = 16  # the most time slices of a turn while only equally preempted requests wait
 TOKENS = 2  # tokens that count as one step of a turn
 NEAR = 64  # waiting requests whose lengths limit a turn
@@ -288,10 +289,9 @@ class Scheduler:
         """Preempt requests that restart on new weights, else the longest-running if others wait."""
         if self.weights.waiting and not self.quarantine:
             return [self._give_way(q) for q in self.weights.restarting([*self.running.values()])]
-        if not self.time_slice or self._preempting or self.quarantine.on_trial is not None:
-            return []
         wait = [*self.quarantine.queue[:1], *self._waiting[:1]]
-        if not wait and not self._held_back:
+        needed = (wait or self._held_back) and self.time_slice
+        if not needed or self._preempting or self.quarantine.on_trial is not None:
             return []
         # A short request ends turns even if it waits behind long ones, which are admitted first.
         shortest = min((q.missing for q in chain(wait, self._waiting[:NEAR])), default=0)
@@ -300,7 +300,7 @@ class Scheduler:
         ]
         if not able:
             return []
-        queued = min(able, key=attrgetter("began"))
+        queued = min(able, key=lambda each: (-each.priority, each.began))
         queued.preempted += 1
         return [self._give_way(queued)]
 
@@ -318,14 +318,13 @@ class Scheduler:
         return not any(queued.forwards for queued in self._waiting)
 
     def _may_preempt(self, queued: QueuedRequest, wait: list[QueuedRequest], shortest: int) -> bool:
-        """Return whether a request has had its turn, given the next ones and the shortest length.
-
-        Turns grow, so that requests that start over each time, as soft generations do, finish.
-        """
+        """Return whether a request has had its turn; `shortest` is the least of those that wait."""
         if any(other.priority > queued.priority for other in wait):
             return False
         turn = self.time_slice * queued.growth
-        if all(other.preempted >= queued.preempted for other in wait):
+        if wait and all(other.priority < queued.priority for other in wait):
+            turn //= SHORT if queued.request.restarts else SHORT * queued.growth
+        elif all(other.preempted >= queued.preempted for other in wait):
             # Among equals, preemption would only make all of them finish later.
             turn = max(turn, min(shortest, LONGEST * self.time_slice))
         # If steps give many tokens, an answer could finish before a turn of steps is over.

@@ -152,6 +152,20 @@ def test_turns_become_longer_so_that_what_must_begin_anew_ends(iteration: str | 
     assert turns[1:] == grown
 
 
+def test_a_request_soon_gives_way_to_one_of_better_priority_and_still_ends() -> None:
+    """The requests of batches run behind all others, whose tokens none of them delays for long."""
+    scheduler, ranks = scheduled(2, time_slice=16)
+    for uid in range(2):
+        scheduler.submit(asked(uid, 100), ONE, priority=2**20)
+    news = [event for _ in range(50) for event in turn(scheduler, ranks)[1]]
+    scheduler.submit(asked(2, 3), ONE)
+    more = [event for _ in range(6) for event in turn(scheduler, ranks)[1]]
+    assert ids_of(2, more) == [1, 2, 3]
+    news += [*more, *drain(scheduler, ranks)]
+    for uid in range(2):
+        assert ids_of(uid, news) == list(range(1, 101))
+
+
 def test_of_equal_requests_none_gives_way() -> None:
     """All would end later: the first ones as late as the last."""
     scheduler, ranks = scheduled(2, *[100] * 6, time_slice=8)

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from pydantic import Field
 
+from diffray.cluster.api.http import parse_json
 from diffray.components.config import Config
 
 CHAT: Final = "/v1/chat/completions"
@@ -67,8 +68,8 @@ def _texts(source: Path) -> Iterator[tuple[int, bytes]]:
 
 def _line(text: bytes) -> Line:
     try:
-        given = json.loads(text)
-    except ValueError as error:
+        given = parse_json(text.decode())
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON: {error}") from None
     if not isinstance(given, dict):
         raise ValueError("expected an object with custom_id, method, url and body")

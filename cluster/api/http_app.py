@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 import diffray
 from diffray.cluster.api.anthropic import Messages
 from diffray.cluster.api.anthropic_body import MessagesBody
+from diffray.cluster.api.batch_routes import batch_router
 from diffray.cluster.api.bodies import GenerationBody, SharedFields
 from diffray.cluster.api.dialects import Dialect, answer_stream, answer_whole
 from diffray.cluster.api.errors import ApiError, Json, as_api_error, bug
@@ -75,6 +76,7 @@ def build_api(
     described = partial(describe, app, has_keys=keys, model=model, about=about)
     app.openapi = described  # type: ignore[method-assign]  # as FastAPI's manual says
     app.include_router(_answers(get_service, settings))
+    app.include_router(batch_router(settings))
     app.include_router(_operations(get_service, settings))
     app.include_router(_reports(get_service, settings))
     if settings.docs:

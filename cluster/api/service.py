@@ -120,13 +120,14 @@ class Service:
         """Answer prompts: the body and the answer of POST /v1/completions."""
         return await self.whole(CompletionBody, body)
 
-    async def whole(self, kind: type[GenerationBody], given: object) -> Json:
-        """Answer a request of one of the APIs."""
+    async def whole(self, kind: type[GenerationBody], given: object, priority: int = 0) -> Json:
+        """Answer a request of one of the APIs; `priority` is added to the one it gives."""
         answer = await self._begin(parse(kind, given))
         if answer.body.stream:
             raise invalid("streaming is not supported here; leave stream out", "stream")
+        priority += answer.body.priority
         for choices in (answer.scored, answer.choices):
-            async with aclosing(self._runner.deltas(choices, answer.body.priority)) as deltas:
+            async with aclosing(self._runner.deltas(choices, priority)) as deltas:
                 async for _ in deltas:
                     pass
         return answer.whole()

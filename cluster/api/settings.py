@@ -47,6 +47,14 @@ class ApiSettings(Config):
     body_timeout_s: float = Field(
         60.0, gt=0, description="Seconds from a request's headers to the end of its body."
     )
+    files: str | None = Field(
+        None,
+        min_length=1,
+        description="Where /v1/files and /v1/batches keep their files: a folder that all nodes "
+        "share, or a URL that fsspec knows, such as s3://bucket/path. Default: nowhere, so these "
+        "paths are off.",
+    )
+    max_file_bytes: int = Field(200 * 2**20, ge=1, description="The largest file to upload.")
     cors_origins: tuple[str, ...] = Field(
         (),
         description="Origins that browsers may send requests from, such as "
@@ -88,6 +96,18 @@ class ApiSettings(Config):
                     "not the usual one"
                 )
         return tuple(host.lower() for host in given)
+
+    @field_validator("files")
+    @classmethod
+    def _a_place(cls, given: str | None) -> str | None:
+        """Check the place where the server is started: replicas run in folders of their own."""
+        if given is None:
+            return None
+        from diffray.cluster.api.object_store import ObjectStore  # imports fsspec
+
+        place = given if "://" in given else str(Path(given).absolute())
+        ObjectStore(place)
+        return place
 
     def refuse_keys_beside(self, api_key_env: str | None, operator_key_env: str | None) -> None:
         if self.api_keys and api_key_env is not None:

@@ -73,7 +73,7 @@ Api = Annotated[
     Fields(
         ApiSettings,
         "Server",
-        *("allowed_media_domains", "ignore_unknown_fields", "vllm_metric_names", "page"),
+        *("files", "allowed_media_domains", "ignore_unknown_fields", "vllm_metric_names", "page"),
         api_keys=Option("--api-key", envvar=API_KEY),
         operator_keys=Option("--operator-key", "--admin-api-key", envvar=OPERATOR_KEY),
         cors_origins=Option("--allowed-origins"),

@@ -77,6 +77,7 @@ class Driver:
         return Load(
             running=len(scheduler.running),
             waiting=scheduler.waiting,
+            slots=scheduler.slots,
             engine=stats,
             num_pages=scheduler.pages,
             preemptions=self._preemptions + scheduler.preemptions + stats.preemptions,

@@ -59,6 +59,7 @@ class Load:
 
     running: int = gauge("num_requests_running", "Choices in the engine.")
     waiting: int = gauge("num_requests_waiting", "Choices in the queue.")
+    slots: int = 0  # the most choices in the engine at once
     num_pages: int = 0
     engine: Stats = field(default_factory=Stats)  # of the latest reply
     preemptions: int = counter("num_preemptions", "Times a choice was preempted, to resume later.")

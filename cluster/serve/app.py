@@ -14,6 +14,7 @@ from ray.serve import Application
 
 from diffray.cluster.control.ranks import device_of_cluster
 from diffray.cluster.serve.app_config import AppConfig, IngressConfig, app_config, ingress_config
+from diffray.cluster.serve.batch_worker import batch_workers, of_application
 from diffray.cluster.serve.deployment import REPLICA, deployment_options, ingress_options
 from diffray.cluster.serve.ingress import IngressReplica, current_ingress
 from diffray.cluster.serve.replica import Replica, current_service
@@ -46,9 +47,10 @@ def application(config: AppConfig) -> Application:
     def api() -> FastAPI:  # built in the replica, because not all of it can be pickled
         from diffray.cluster.api.http_app import build_api
 
-        return build_api(current_service, settings, about=about)
+        return build_api(current_service, of_application(settings), about=about)
 
-    return _bound(serve.ingress(api)(Replica), config)
+    batches = batch_workers(config.api.files, {config.model_id: ""})
+    return _bound(serve.ingress(api)(Replica), config, *batches)
 
 
 def about_toy(config: AppConfig) -> str:
@@ -64,19 +66,21 @@ def ingress_application(config: IngressConfig) -> Application:
     def api() -> FastAPI:
         from diffray.cluster.api.http_app import build_api
 
-        return build_api(current_ingress, settings, model=first)
+        return build_api(current_ingress, of_application(settings), model=first)
 
     plain: Any = serve.deployment(serve.ingress(api)(IngressReplica))
-    app: Application = plain.options(name="Ingress", **ingress_options(config)).bind(config)
+    app: Application = plain.options(name="Ingress", **ingress_options(config)).bind(
+        config, *batch_workers(config.api.files, config.models)
+    )
     return app
 
 
-def _bound(replica: type[Replica], config: AppConfig) -> Application:
+def _bound(replica: type[Replica], config: AppConfig, *batches: Application) -> Application:
     config = with_device(config)
     plain: Any = serve.deployment(replica)
     # A new record, so that later replicas do not find the desired state of an earlier one.
     options, deployed = deployment_options(config), secrets.token_hex(8)
-    app: Application = plain.options(name=REPLICA, **options).bind(config, deployed)
+    app: Application = plain.options(name=REPLICA, **options).bind(config, deployed, *batches)
     return app
 
 

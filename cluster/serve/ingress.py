@@ -6,7 +6,7 @@ An ingress loads no model; it passes each request on to the model that the reque
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -46,8 +46,8 @@ class Ingress:
         self._adapters: dict[str, RemoteModel] = {}  # by the names of their LoRA adapters
         self._looking, self._looked = asyncio.Lock(), -math.inf
 
-    async def whole(self, kind: type[GenerationBody], given: object) -> Json:
-        return await (await self._model_for(given)).ask("whole", kind, given)
+    async def whole(self, kind: type[GenerationBody], given: object, priority: int = 0) -> Json:
+        return await (await self._model_for(given)).ask("whole", kind, given, priority)
 
     async def stream(self, kind: type[GenerationBody], given: object) -> AsyncGenerator[Json, None]:
         model = await self._model_for(given)
@@ -98,6 +98,7 @@ class Ingress:
         return Load(
             running=sum(each.running for each in loads),
             waiting=sum(each.waiting for each in loads),
+            slots=sum(each.slots for each in loads),
             engine=Stats(free_pages=sum(each.free_pages for each in loads)),
             num_pages=sum(each.num_pages for each in loads),
         )
@@ -157,17 +158,25 @@ class Ingress:
 class IngressReplica:
     """The class that Serve starts and stops for an ingress."""
 
-    async def __init__(self, config: IngressConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: IngressConfig, batches: object = None) -> None:  # type: ignore[misc]  # Serve awaits it
+        """Connect to the models; Serve starts the worker for `batches` with the ingress."""
         global _ingress
-        context = serve.get_replica_context()
-        connected = (
-            asyncio.to_thread(RemoteModel, name, application)
-            for name, application in config.models.items()
-        )
-        siblings = Replicas(DeploymentHandle(context.deployment, context.app_name))
-        models = await asyncio.gather(*connected)
-        _ingress = Ingress(models, siblings, context.replica_id.unique_id)
+        _ingress = await ingress_to(config.models)
 
     async def snapshot(self) -> Snapshot:
         """Return this replica's metrics, for the replica that was scraped."""
         return await current_ingress().snapshot()
+
+
+async def ingress_to(models: Mapping[str, str]) -> Ingress:
+    """Return an ingress, within a Serve replica, to models in these applications.
+
+    An application without a name is the replica's own.
+    """
+    context = serve.get_replica_context()
+    connected = (
+        asyncio.to_thread(RemoteModel, name, application or context.app_name)
+        for name, application in models.items()
+    )
+    siblings = Replicas(DeploymentHandle(context.deployment, context.app_name))
+    return Ingress(await asyncio.gather(*connected), siblings, context.replica_id.unique_id)

@@ -52,8 +52,11 @@ class Replica:
     every: "EveryReplica | None" = None
     _keeping_up: asyncio.Task[None] | None = None
 
-    async def __init__(self, config: AppConfig, deployed: str) -> None:  # type: ignore[misc]  # Serve awaits it
-        """Start the engine; `deployed` names the record of the desired state."""
+    async def __init__(self, config: AppConfig, deployed: str, batches: object = None) -> None:  # type: ignore[misc]  # Serve awaits it
+        """Start the engine; `deployed` names the record of the desired state.
+
+        Serve starts the worker for `batches` with the replicas.
+        """
         global _service
         if config.deployment_config.prefix_routing and type(self) is not Replica:
             _check_that_proxies_know(serve.get_replica_context().app_name)

@@ -29,7 +29,9 @@ llm_configs:
     engine_kwargs: {{{ENGINE}, max_num_seqs: 4, max_queued_requests: {ROOM - 4}}}
     deployment_config: {{health_check_period_s: 1}}
     api: {{api_keys: [{KEY}], operator_keys: [{OPERATOR}]}}
-ingress: {{num_replicas: 1}}
+ingress:
+  num_replicas: 1
+  api: {{api_keys: [{KEY}], operator_keys: [{OPERATOR}], files: FILES}}
 """
 MESSAGES: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 PATIENCE_S = 240.0  # seconds for what takes few, on a machine that does other things too

@@ -41,7 +41,7 @@ def shared_ray() -> Iterator[None]:
 @cache
 def start_server(folder: Path) -> Served:
     SHARED.callback(start_server.cache_clear)
-    (folder / "models.yaml").write_text(CONFIG)
+    (folder / "models.yaml").write_text(CONFIG.replace("FILES", str(folder / "files")))
     # No call between processes of one machine may go through a proxy.
     settings = {"http_proxy": "http://127.0.0.1:9"}
     models = str(folder / "models.yaml")

@@ -3,6 +3,7 @@
 The tests stand in an order: the last ones take a rank and the server away.
 """
 
+import json
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ import httpx2
 import openai
 import pytest
 from openai import OpenAI
+from openai.types.batch_request_counts import BatchRequestCounts
 
 from diffray import SamplingParams
 from diffray.cluster.control.llm import DiffusionLLM
@@ -202,6 +204,43 @@ def test_40_answers_are_solo_answers(served: Served, llms: dict[str, DiffusionLL
         params = SamplingParams(**{k: v for k, v in body.items() if k not in ("model", "messages")})
         (alone,) = llms[body["model"]].chat(body["messages"], params, use_tqdm=False)
         assert texts == [choice.text for choice in alone.outputs], body
+
+
+def test_a_batch_outlives_the_process_that_answers_it(served: Served) -> None:
+    """Serve starts another one, which asks for what is not answered yet."""
+    bodies = [
+        {"model": MODELS[n % 2], "messages": MESSAGES, "max_tokens": 8, "seed": n, "temperature": 1}
+        for n in range(120)
+    ]
+    lines = (
+        {"custom_id": str(n), "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for n, body in enumerate(bodies)
+    )
+    content = "\n".join(map(json.dumps, lines)).encode()
+    with openai_client(served) as client:
+        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+
+        def counts() -> BatchRequestCounts:
+            found = client.batches.retrieve(batch.id).request_counts
+            assert found is not None
+            return found
+
+        wait_until(lambda: counts().completed > 0)
+        assert counts().completed < len(bodies)
+        os.kill(served.pid(":Batches"), signal.SIGKILL)
+        wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
+        batch = client.batches.retrieve(batch.id)
+        assert (counts().completed, counts().failed) == (len(bodies), 0)
+        assert batch.output_file_id is not None and batch.error_file_id is None
+        answers = client.files.content(batch.output_file_id).text.splitlines()
+        found = {each["custom_id"]: each["response"]["body"] for each in map(json.loads, answers)}
+        assert len(answers) == len(found) == len(bodies)
+        for n in (0, 1, 118, 119):
+            text = client.chat.completions.create(**bodies[n]).choices[0].message.content
+            assert found[str(n)]["choices"][0]["message"]["content"] == text
 
 
 def test_a_full_queue_refuses_and_clients_that_hang_up_leave_nothing(served: Served) -> None:

@@ -10,6 +10,7 @@ KINDS: dict[str, tuple[int, tuple[float, float]]] = {
     "kill replica": (2, (0, 0)),
     "kill proxy": (2, (0, 0)),
     "kill controller": (1, (0, 0)),
+    "kill batches": (2, (0, 0)),
     "pause rank": (3, (0.5, 2.5)),
     "pause coordinator": (2, (0.5, 2.5)),
     "pause replica": (2, (0.5, 2.5)),

@@ -65,6 +65,7 @@ def facts(outcome: Outcome) -> dict[str, Any]:
     return {
         "requests": counts["asked"],
         "right": counts["right"],
+        "of a batch": counts["of the batch"],
         "cut by the fault, asked again": counts["cut"],
         "refused, asked again": counts["refused"],
         "answers of the server next door": counts["asked next door"],

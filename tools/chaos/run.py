@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import httpx2
 
+from tools.chaos.batch import answered
 from tools.chaos.faults import CUTS, Fault
 from tools.chaos.neighbour import Neighbour
 from tools.chaos.system import System
@@ -23,6 +24,7 @@ RECOVERED_S = 120.0  # a fault from which nothing recovers in so long ends the r
 _ON_ITS_WAY_S = 0.3  # tokens that were written before a fault still arrive for so long
 _BURST = 150  # requests at once
 _REPLACED_S = 30.0
+BATCH = 120  # requests that are answered meanwhile
 CALM = 5  # waits that are measured before the first fault
 
 
@@ -108,6 +110,7 @@ async def storm(
     outcome = Outcome()
     begin = time.monotonic()
     async with (
+        answered(system, asked, BATCH, outcome.tally),
         clients(system, asked, streams, outcome) as found,
         neighbour.watched(system.served.url, outcome.tally) if neighbour else nullcontext(),
     ):

@@ -17,8 +17,8 @@ from tools.serve_process import ServeProcess, serve_process
 
 # Ray's log monitor keeps the logs of the dead open, up to 200.
 KEEPS_LOGS = "log_monitor.py"
-PARTS = {"rank": "ray::Worker", "coordinator": "ray::Coordinator", "replica": "ray::ServeReplica"}
-SERVE = {"proxy": "ray::ProxyActor", "controller": "ray::ServeController"}
+PARTS = {"rank": "ray::Worker", "coordinator": "ray::Coordinator", "replica": ":Replica"}
+SERVE = {"proxy": "ray::ProxyActor", "controller": "ray::ServeController", "batches": ":Batches"}
 NAMES = PARTS | SERVE
 RAY = {"gcs": "/gcs/gcs_server ", "raylet": "/raylet/raylet "}
 SHARED = Path("/dev/shm")
@@ -35,7 +35,7 @@ class Layout:
     queue: int = 16
     prefix_routing: bool = False
 
-    def config(self) -> str:
+    def config(self, files: Path) -> str:
         """Return the YAML that `diffray serve --config` reads."""
         return yaml.safe_dump(
             {
@@ -57,6 +57,7 @@ class Layout:
                     "prefix_routing": self.prefix_routing,
                 },
                 "placement_group_config": {"strategy": "PACK"},
+                "api": {"files": str(files)},
             }
         )
 
@@ -133,7 +134,7 @@ class System:
 def running(layout: Layout, folder: Path) -> Iterator[System]:
     """Start the server and wait until all replicas are there."""
     config = folder / "chaos.yaml"
-    config.write_text(layout.config())
+    config.write_text(layout.config(folder / "files"))
     with serve_process("--config", str(config)) as served:
         served.wait_for(" is ready at ", 1)
         system = System(served, layout.model)
@@ -161,7 +162,8 @@ def _is(part: str, line: str) -> bool:
     """Whether a command line is a process of this part."""
     if part in RAY:
         return RAY[part] in f"{line} "
-    return line.startswith(NAMES[part])
+    name = NAMES[part]
+    return name in line if name.startswith(":") else line.startswith(name)
 
 
 def shared_now() -> set[str]:

@@ -67,14 +67,18 @@ def choose_quantization(given: Given | None, device: torch.device) -> Scheme | N
 
 def check_formats(scheme: Scheme, device: torch.device) -> None:
     """Refuse formats that the device cannot read."""
-    if scheme.kinds & {"fp8", "w8a8_fp8"} and device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        if capability < (8, 9):
-            found = ".".join(map(str, capability))
-            raise ValueError(
-                f"quantization is {scheme.given}, but float8 needs a GPU of compute capability "
-                f"8.9, and this one has {found}; use int8 or w8a8"
-            )
+    if device.type == "cuda":
+        check_capability(scheme, torch.cuda.get_device_capability(device))
+
+
+def check_capability(scheme: Scheme, capability: tuple[int, int]) -> None:
+    """Refuse formats that a GPU of this compute capability cannot read."""
+    if scheme.kinds & {"fp8", "w8a8_fp8"} and capability < (8, 9):
+        found = ".".join(map(str, capability))
+        raise ValueError(
+            f"quantization is {scheme.given}, but float8 needs a GPU of compute capability "
+            f"8.9, and this one has {found}; use int8 or w8a8"
+        )
 
 
 def is_fast_at_bfloat16(device: torch.device) -> bool:
@@ -179,15 +183,18 @@ def choose_recorder(cuda_graphs: bool | None, device: torch.device, kernels: str
     The default is to record on CUDA with Triton's kernels. Torch's kernels may wait for the host,
     which cannot be recorded.
     """
+    return cuda_recorder() if records(cuda_graphs, device, kernels) else None
+
+
+def records(cuda_graphs: bool | None, device: torch.device, kernels: str) -> bool:
+    """Return whether CUDA graphs are recorded; refuse them where they cannot be."""
     if cuda_graphs is None:
         cuda_graphs = device.type == "cuda" and kernels == "triton"
-    if not cuda_graphs:
-        return None
-    if device.type != "cuda":
+    if cuda_graphs and device.type != "cuda":
         raise ValueError(f"cuda_graphs needs a CUDA device, and this is {device}; leave it out")
-    if kernels != "triton":
+    if cuda_graphs and kernels != "triton":
         raise ValueError(f"cuda_graphs needs kernels 'triton', and these are {kernels!r}")
-    return cuda_recorder()
+    return cuda_graphs
 
 
 def cuda_recorder() -> Record:

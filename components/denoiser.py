@@ -294,6 +294,11 @@ class Denoiser(nn.Module):
         others = sum(weight.numel() for weight in self.parameters()) - kept
         return others + sum(each.count for each in matrices)
 
+    @property
+    def nbytes(self) -> int:
+        """The memory of this rank's weights and tables."""
+        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
+
     def quantize(self, scheme: Scheme, names: Collection[str] = ()) -> None:
         """Keep matrices in the formats of a scheme, before or after they are loaded.
 

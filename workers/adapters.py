@@ -22,7 +22,7 @@ from diffray.workers.messages import Request
 
 log = logging.getLogger(__name__)
 
-_ANY_RANK: Final = 1 << 16
+ANY_RANK: Final = 1 << 16
 
 
 class Adapters:
@@ -58,7 +58,7 @@ class Adapters:
         drafter = drafter_of(checkpoint)
         if not self._mesh.smallest("drafter", int(drafter is not None)) or drafter is None:
             return None
-        Adapter(drafter, self._plan.parts(()), _ANY_RANK)  # says what is wrong with it
+        Adapter(drafter, self._plan.parts(()), ANY_RANK)  # says what is wrong with it
         self._drafter = LoRA(drafter.name, str(drafter), 0)
         self.enter(self._drafter, ())
         return self._drafter
@@ -72,7 +72,7 @@ class Adapters:
     def _load(self, lora: LoRA) -> None:
         is_loaded = False
         try:
-            most = _ANY_RANK if lora == self._drafter else self._max_rank
+            most = ANY_RANK if lora == self._drafter else self._max_rank
             adapter = Adapter(resolve(lora.path), self._plan.parts(()), most)
             add_adapter(self._model, self._plan, adapter, lora)
             is_loaded = True

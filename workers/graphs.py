@@ -35,12 +35,15 @@ from diffray.components.batch import (
     seen_keys,
     slots_of,
 )
+from diffray.components.caches.vicinity import Vicinity
 from diffray.components.kv_pool import KVPool
 from diffray.components.model import Model
+from diffray.components.model_spec import ModelSpec
 from diffray.kernels.confidence import Confidence
 from diffray.kernels.kernel import TOLERANCE
 from diffray.kernels.numeric_errors import share_of_rows_beyond
 from diffray.kernels.windows import Group, PagedWindows
+from diffray.workers.engine_options import EngineOptions
 from diffray.workers.slots import Slots
 
 _FEWEST_ROWS = 32  # rows of the head; fewer cost as much
@@ -56,6 +59,13 @@ class Bucket(NamedTuple):
     @property
     def tokens(self) -> int:
         return self.windows * self.length
+
+
+def buckets_of(spec: ModelSpec, setup: EngineOptions) -> list[Bucket]:
+    """Return the buckets that an engine records, the largest first."""
+    block_length = setup.graph_block_length or spec.block_length
+    near = 0 if spec.block_causal else Vicinity().neighbours
+    return buckets_for(setup.max_num_seqs, block_length + spec.logit_shift, near)
 
 
 def buckets_for(max_num_seqs: int, block_length: int, neighbours: int = 0) -> list[Bucket]:

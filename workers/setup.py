@@ -15,12 +15,11 @@ from diffray.components.backend import (
     threads_for,
     use_threads,
 )
-from diffray.components.caches.vicinity import Vicinity
 from diffray.components.checkpoints.checkpoint import load_model
 from diffray.components.checkpoints.folder import read_config, resolve
 from diffray.components.checkpoints.special_tokens import NO_MASK, special_ids
 from diffray.components.denoiser import Denoiser
-from diffray.components.kv_pool import KVPool, Sharing, kv_format, position_bytes
+from diffray.components.kv_pool import KVPool, Sharing, kv_format
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model, check_sharing, kernels_for
 from diffray.kernels.choose import TORCH
@@ -32,12 +31,12 @@ from diffray.workers.changes import Changes
 from diffray.workers.engine import Engine
 from diffray.workers.engine_options import EngineOptions
 from diffray.workers.full_batch import try_full_batch
-from diffray.workers.graphs import Graphs, buckets_for, memory_for
+from diffray.workers.graphs import Graphs, buckets_of, memory_for
+from diffray.workers.kv_room import kv_room, page_bytes
 from diffray.workers.prefix_memory import host_pages_for
 from diffray.workers.sleeper import Sleeper
 from diffray.workers.slots import Slots
 
-_SHARE_FOR_KV = 0.5  # of the memory that is free once the weights are loaded
 # Inputs of soft requests take at most this share of the K/V memory's size, in addition to it. Half
 # is for the copy that is made whenever a soft request starts or ends.
 _SHARE_FOR_SOFT = 1 / 8
@@ -143,9 +142,7 @@ def engine_of(
         setup.max_num_seqs, length, mask_token_id, loaded.device, vocab_size=spec.vocab_size
     )
     record = choose_recorder(setup.cuda_graphs, loaded.device, loaded.kernels.name)
-    block_length = setup.graph_block_length or spec.block_length
-    near = 0 if spec.block_causal else Vicinity().neighbours
-    buckets = buckets_for(setup.max_num_seqs, block_length + spec.logit_shift, near)
+    buckets = buckets_of(spec, setup)
     if record is not None:
         mesh.smallest("loaded", 1)  # recordings hold collectives, and others may still be loading
     reserved = (
@@ -188,19 +185,18 @@ def engine_of(
 
 def _pool(model: Denoiser, setup: EngineOptions, num_pages: int) -> KVPool:
     shapes = model.spec.kv_shapes
-    form = kv_format(setup.kv_cache_dtype, shapes)
-    page_bytes = position_bytes(shapes, model.dtype, form) * setup.page_size
+    page = page_bytes(model.spec, model.dtype, setup)
     return KVPool(
         shapes=shapes,
         num_pages=num_pages,
         page_size=setup.page_size,
         dtype=model.dtype,
         device=model.device,
-        form=form,
+        form=kv_format(setup.kv_cache_dtype, shapes),
         kernels=model.kernels,
         sharing=Sharing(
             prefixes=setup.enable_prefix_caching is not False,
-            host_pages=host_pages_for(setup.swap_space, page_bytes) if num_pages > 1 else 0,
+            host_pages=host_pages_for(setup.swap_space, page) if num_pages > 1 else 0,
             ttl=setup.prefix_cache_ttl,
             first_steps=setup.first_step_caching,
         ),
@@ -212,20 +208,14 @@ def _num_pages(
 ) -> int:
     """Return how many pages this rank has memory for.
 
-    Unless `kv_cache_memory` says how much, at most enough for every slot. `reserved` bytes are kept
-    for recordings that are made later.
+    `reserved` bytes are kept for recordings that are made later.
     """
-    shapes = model.spec.kv_shapes
-    form = kv_format(setup.kv_cache_dtype, shapes)
-    per_position = position_bytes(shapes, model.dtype, form)
-    page, memory = per_position * setup.page_size, setup.kv_cache_memory
-    if memory is None:
-        free = int(max(free_memory(model.device) - reserved, 0) * _SHARE_FOR_KV)
-        if model.device.type == "cpu":
-            free //= mesh.size  # the ranks may all share this machine's memory
-        # A guided request holds two canvases.
-        memory = min(free, 2 * setup.max_num_seqs * -(-length // setup.page_size) * page)
-    pages = memory // page
-    if pages < 1:
-        raise ValueError(f"{memory} bytes hold no K/V page of {page} bytes; raise kv_cache_memory")
-    return pages + 1  # page 0 is never handed out
+    # On a CPU the ranks may all share this machine's memory.
+    ranks = mesh.size if model.device.type == "cpu" else 1
+    page = page_bytes(model.spec, model.dtype, setup)
+    room = kv_room(free_memory(model.device) - reserved, page, setup, length, ranks)
+    if room.num_pages < 2:
+        raise ValueError(
+            f"{room.memory} bytes hold no K/V page of {page} bytes; raise kv_cache_memory"
+        )
+    return room.num_pages

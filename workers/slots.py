@@ -53,6 +53,11 @@ class Slots:
         self._free_copies = list(range(shape[0] - 2, num_slots - 1, -1))
 
     @property
+    def nbytes(self) -> int:
+        kept = self.ids_SN, self.masked_SN, self.steps_SN, self.logprobs_SN
+        return sum(each.nbytes for each in kept)
+
+    @property
     def num_free(self) -> int:
         return len(self._free)
 

@@ -72,19 +72,29 @@ def load_model(
     config = read_config(path)
     chosen = kernels_for(config, kernels, place, number, refused)
     model = build_model(config, mesh or Mesh(), number, chosen)
+    files, scheme = prepare(model, path, config, requested)
+    if scheme is not None:
+        check_formats(scheme, place)
+    model.allocate(place)
+    fill(model.parts(names_in(files)), files, progress)
+    return model
+
+
+def prepare(
+    model: Denoiser, path: Path, config: Config, requested: Scheme | None
+) -> tuple[list[WeightFile], Scheme | None]:
+    """Check a checkpoint against its model, which has no storage, so a wrong one costs no memory.
+
+    Gives the model the checkpoint's facts and formats, in place; returns its files and the scheme.
+    """
     model.spec = with_recommended(model.spec, path)
     files, stored = open_checkpoint(path, config)
     scheme = one_of(requested, stored, path)
-    if stored is not None:
-        check_formats(stored, place)
-    # Checked while the model has no storage, so a wrong checkpoint costs no memory.
     names = names_in(files)
     account(model.parts(names), files, path)
     if scheme is not None:
         model.quantize(scheme, names)
-    model.allocate(place)
-    fill(model.parts(names), files, progress)
-    return model
+    return files, scheme
 
 
 def open_checkpoint(path: Path, config: Config) -> tuple[list[WeightFile], Scheme | None]:

@@ -124,4 +124,4 @@ def _layout(names: set[str]) -> str:
 def _num_bytes(model: Denoiser, scheme: Scheme | None, names: Collection[str]) -> int:
     if scheme is not None:
         model.quantize(scheme, names)
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return model.nbytes

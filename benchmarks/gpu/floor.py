@@ -1,40 +1,19 @@
-"""The least time of a step and of a text: every byte moved once, or every operation, on this GPU.
-
-For each product the larger of two times counts: its bytes at the bandwidth of a measured copy, its
-operations at the rate of a measured bfloat16 product. Weights are read once, those of experts if a
-token meets them, and K/V once; activations are read and written at each product. Norms, routing and
-the time between kernels count nothing. Imports no torch.
+"""The least time of a step and of a text on this GPU, as components/roofline.py counts it: at the
+bandwidth of a measured copy, or the rate of a measured bfloat16 product. Imports no torch.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from benchmarks.gpu.shapes import Shape, Work
+from diffray.components.roofline import Ceilings, Part, least_seconds
 
 NEIGHBOURS, WARM_UP = 32, 4  # of vicinity: positions beside a block, more steps over everything
 
 
-class Ceilings(NamedTuple):
-    """What a GPU was measured to do."""
-
-    bytes_per_s: float
-    flops_per_s: float
-
-
-class Part(NamedTuple):
-    """A product in a step."""
-
-    calls: int
-    bytes: float
-    flops: float
-
-
 def step_ms(shape: Shape, work: Work, weights: str, found: Ceilings) -> float:
     """Return the least time of a step of these windows, with weights in this format."""
-    return 1e3 * sum(
-        part.calls * max(part.bytes / found.bytes_per_s, part.flops / found.flops_per_s)
-        for part in parts(shape, work, weights)
-    )
+    return 1e3 * least_seconds(parts(shape, work, weights), found)
 
 
 def parts(shape: Shape, work: Work, weights: str) -> Iterator[Part]:
@@ -45,8 +24,7 @@ def parts(shape: Shape, work: Work, weights: str) -> Iterator[Part]:
     dense = narrow if sparse is None else 2
 
     def matrix(calls: int, inputs: int, outputs: int, itemsize: int) -> Part:
-        moved = 1.0 * itemsize * inputs * outputs + 2.0 * tokens * (inputs + outputs)
-        return Part(calls, moved, 2.0 * tokens * inputs * outputs)
+        return Part.matrix(calls, tokens, (inputs, outputs), itemsize * inputs * outputs)
 
     yield matrix(shape.layers, hidden, (shape.heads + 2 * shape.kv_heads) * size, dense)
     yield matrix(shape.layers, shape.heads * size, hidden, dense)
@@ -60,8 +38,8 @@ def parts(shape: Shape, work: Work, weights: str) -> Iterator[Part]:
         layers = shape.layers - sparse.dense_layers
         pairs, met = tokens * sparse.chosen, shape.distinct_experts(tokens)
         for inputs, outputs in ((hidden, 2 * sparse.width), (sparse.width, hidden)):
-            moved = met * narrow * inputs * outputs + 2.0 * pairs * (inputs + outputs)
-            yield Part(layers, moved, 2.0 * pairs * inputs * outputs)
+            read = met * narrow * inputs * outputs
+            yield Part.matrix(layers, pairs, (inputs, outputs), read)
         yield matrix(layers, hidden, sparse.experts, 4)
         if sparse.shared_width:
             yield matrix(layers, hidden, 2 * sparse.shared_width, dense)

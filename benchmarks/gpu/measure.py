@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import diffray
-from benchmarks.gpu.floor import Ceilings
+from diffray.components.roofline import Ceilings
 
 ROOT: Final = Path(__file__).parents[2]
 _FLUSH_BYTES = 256 << 20  # several times the largest L2 cache

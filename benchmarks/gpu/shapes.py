@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from diffray.components.roofline import distinct_experts
+
 
 class Sparse(NamedTuple):
     """The routed experts of a layer."""
@@ -34,8 +36,7 @@ class Shape(NamedTuple):
         """Return how many of a layer's experts the tokens meet, if all are equally likely."""
         if self.sparse is None:
             return 0.0
-        missed = (1 - self.sparse.chosen / self.sparse.experts) ** tokens
-        return self.sparse.experts * (1 - missed)
+        return distinct_experts(self.sparse.experts, self.sparse.chosen, tokens)
 
 
 class Work(NamedTuple):

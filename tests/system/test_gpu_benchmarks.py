@@ -34,7 +34,7 @@ from benchmarks.gpu import (
 from benchmarks.gpu.cases import listed
 from benchmarks.gpu.check_kernels import check
 from benchmarks.gpu.engine import experts_met, random_engine, run_to_the_end, scripted
-from benchmarks.gpu.floor import Ceilings, Text, parts, step_ms
+from benchmarks.gpu.floor import Text, parts, step_ms
 from benchmarks.gpu.measure import kernel_table
 from benchmarks.gpu.random_model import config_of, quantization_of, random_model
 from benchmarks.gpu.shapes import SHAPES, TOY, Shape, Sparse, Work
@@ -42,6 +42,7 @@ from diffray.components.experts import Experts
 from diffray.components.mesh import Mesh
 from diffray.components.models.registry import build_model
 from diffray.components.quantization import parse_quantization
+from diffray.components.roofline import Ceilings
 from diffray.kernels.choose import TORCH, Kernels, triton_kernels
 from diffray.kernels.router import Routing
 from diffray.workers.batch_plan import BatchPlan

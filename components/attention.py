@@ -52,6 +52,7 @@ class Attention(nn.Module):
         key_rows = Cut(dims.kv_heads * size, first_key * size, last_key * size)
         cuts = query_rows, key_rows, key_rows
         self.queries = last - first
+        self.reach: int | None = None  # how many keys back a query sees; None: all
         self.qkv = ColumnLinear("attention", dims.hidden, cuts, dtype, biased=dims.qkv_bias)
         self.norm: HeadNorm | None = None
         if dims.head_norm:

@@ -96,6 +96,7 @@ class NearAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.layer, self.heads, self.eps = layer, heads, eps
+        self.reach = heads.reach
         size = heads.size
         first, last = mesh.shard(heads.queries, "the number of attention heads")
         first_key, last_key = key_heads(mesh, heads.keys)
@@ -122,8 +123,8 @@ class NearAttention(nn.Module):
             rotate(self.key_norm.of(k_TGD), *angles),
             rms_norm_wide(v_TGD, None, self.eps),
         )
-        reach = self.heads.reach
-        seen_TI = kv.attend_near(self.layer, ready, batch, reach=reach, scale=1.0).flatten(1)
+        where = self.layer, ready, batch
+        seen_TI = kv.attend_near(*where, reach=self.reach, scale=1.0).flatten(1)
         out_TH: Tensor = self.out(seen_TI if read_R is None else seen_TI.index_select(0, read_R))
         return out_TH
 

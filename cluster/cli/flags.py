@@ -51,10 +51,11 @@ _NAMED = {
     "quantization": Option("--quantization", "-q"),
     "lora_modules": Option("--lora", "--lora-modules", metavar="NAME=PATH"),
 }
-_COMPUTE = "dtype device kernels kv_cache_dtype cuda_graphs bring_up max_lora_rank".split()
+_MEMORY = "dtype device kernels kv_cache_dtype cuda_graphs max_lora_rank".split()
 _WEIGHTS = "received_weights", "mask_token_id", "eos_token_id"
 _SHARING = "enable_prefix_caching", "first_step_caching"
-Compute = Annotated[Given, Fields(EngineOptions, "Engine", *_COMPUTE, **_NAMED)]
+Memory = Annotated[Given, Fields(EngineOptions, "Engine", *_MEMORY, **_NAMED)]
+Compute = Annotated[Given, Fields(EngineOptions, "Engine", *_MEMORY, "bring_up", **_NAMED)]
 Engine = Annotated[Compute, Fields(EngineOptions, "Engine", *_SHARING, *_WEIGHTS)]
 BatchEngine = Annotated[Engine, Fields(EngineOptions, "Engine", "max_num_seqs")]
 Ranks = Annotated[
@@ -64,6 +65,16 @@ Ranks = Annotated[
         "Layout",
         tensor_parallel_size=Option("--tensor-parallel-size", "--tp", "--tp-size", "-tp"),
         expert_parallel=Option("--enable-expert-parallel/--no-enable-expert-parallel", "--ep"),
+    ),
+]
+Sizes = Annotated[
+    Ranks,
+    Fields(
+        EngineConfig,
+        "Layout",
+        max_model_len=Option("--max-model-len", "--context-length", "--context"),
+        max_num_seqs=Option("--max-num-seqs", "--max-running-requests"),
+        kv_cache_memory=Option(metavar="SIZE", parser=str),
     ),
 ]
 

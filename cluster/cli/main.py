@@ -90,6 +90,12 @@ _inspect(
     "diffray info demo",
     f"diffray info {_DENSE} --json",
 )
+_inspect(
+    "plan.plan",
+    "Predict how a model fits a GPU: memory, requests at once, speed.",
+    f"diffray plan {_DENSE} --gpu L40S --context 4096",
+    "diffray plan demo --gpu L4 --tp 2 -q int8 --json",
+)
 _prepare(
     "checkpoint_commands.convert",
     "Rewrite a mixture-of-experts checkpoint to load faster.",

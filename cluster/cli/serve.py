@@ -80,15 +80,12 @@ Api = Annotated[
     ),
 ]
 Layout = Annotated[
-    flags.Ranks,
+    flags.Sizes,
     Fields(
         EngineConfig,
         "Layout",
         *("max_queued_requests", "scheduling_policy", "steps_per_round"),
         *("draft_overhead", "cpu_threads"),
-        max_model_len=Option("--max-model-len", "--context-length"),
-        max_num_seqs=Option("--max-num-seqs", "--max-running-requests"),
-        kv_cache_memory=Option(metavar="SIZE", parser=str),
         swap_space=Option(metavar="GIB|SIZE", parser=str),
         prefix_cache_ttl=Option(metavar="SECONDS"),
     ),

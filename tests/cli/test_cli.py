@@ -33,7 +33,7 @@ from tests.helpers.paths import GOLDEN
 from tests.helpers.screen import Screen
 from tests.helpers.tiny import CHAT_TEMPLATE, EOS_ID, tiny_checkpoint
 
-COMMANDS = "serve chat generate batch doctor info convert quantize eval tune bench".split()
+COMMANDS = "serve chat generate batch doctor info plan convert quantize eval tune bench".split()
 BENCHMARKS = ("latency", "throughput")
 MASK = "\N{LIGHT SHADE}"
 
@@ -380,6 +380,15 @@ MISTAKES = [
     ("generate --model /no/such", "no folder '/no/such'"),
     ("info demo-llada", "demo model 'demo-llada', did you mean 'demo-llada2'?"),
     ("convert TINY EMPTY/fused", "no experts"),
+    # What a plan may be for.
+    ("plan demo --gpu h2000", "no GPU 'h2000' in the table, did you mean 'H200'? | --gpu-memory"),
+    ("plan demo-chat2 --gpu L4", "demo model 'demo-chat2', did you mean 'demo-chat'?"),
+    ("plan demo --gpu L4 --tp 3", "cannot be divided over 3 ranks; this model runs on 1, 2, 4, 8"),
+    ("plan demo --gpu L4 --context 4096", "exceeds what the model was made for (1024)"),
+    ("plan demo --gpu A100-80GB -q fp8", "compute capability 8.9, and this one has 8.0; use int8"),
+    ("plan demo --device cpu --gpu L4", "--gpu has no effect with --device cpu; drop it"),
+    ("plan demo --gpu-memory 80XB", "'80XB' is not an amount of memory"),
+    ("plan demo --gpu L4 --lora a=EMPTY", "adapter_config.json"),
     # What a server and its model may be.
     ("serve demo --model demo", "given twice"),
     ("serve demo demo-llada2 --served-model-name a", "--served-model-name | --config"),

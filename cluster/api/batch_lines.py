@@ -17,6 +17,7 @@ CHAT: Final = "/v1/chat/completions"
 TRIES: Final = 8
 BUSY: Final = (429, 502, 503, 504)  # statuses on which a request is retried
 LONGEST_PAUSE: Final = 60.0
+MOST_MISTAKES: Final = 100
 
 
 class Line(Config):
@@ -44,18 +45,26 @@ def read_lines(source: Path) -> Iterator[Line]:
         yield _line(text)
 
 
-def check_lines(source: Path) -> tuple[set[str], list[Mistake]]:
-    """Return the ids of all requests, and what is wrong with the others."""
+def check_lines(
+    source: Path, check: Callable[[Line, int], None] = lambda line, size: None
+) -> tuple[set[str], list[Mistake]]:
+    """Return the ids of all requests, and the first mistakes in the others.
+
+    `check` is given each line and its bytes, and raises ValueError for what else is wrong.
+    """
     ids: dict[str, int] = {}
-    mistakes = []
+    mistakes: list[Mistake] = []
     for number, text in _texts(source):
         try:
-            name = _line(text).custom_id
-            if name in ids:
+            line = _line(text)
+            check(line, len(text))
+            if (name := line.custom_id) in ids:
                 raise ValueError(f"custom_id {name!r} is already used in line {ids[name]}")
             ids[name] = number
         except ValueError as error:
             mistakes.append(Mistake(number, str(error)))
+            if len(mistakes) == MOST_MISTAKES:
+                break
     if not ids and not mistakes:
         mistakes.append(Mistake(None, "the file has no requests"))
     return set(ids), mistakes
@@ -68,7 +77,7 @@ def _texts(source: Path) -> Iterator[tuple[int, bytes]]:
 
 def _line(text: bytes) -> Line:
     try:
-        given = parse_json(text.decode())
+        given = parse_json(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON: {error}") from None
     if not isinstance(given, dict):

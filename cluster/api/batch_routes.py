@@ -5,22 +5,22 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Annotated, Final, Literal
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Request
 from pydantic import Field, StringConstraints
 from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
 from diffray.cluster.api.batch_store import BatchStore
-from diffray.cluster.api.errors import ApiError, Json, invalid
+from diffray.cluster.api.errors import ApiError, Json, invalid, printable
 from diffray.cluster.api.fields import StrictModel, parse
 from diffray.cluster.api.http import answer, read_json
 from diffray.cluster.api.settings import ApiSettings
+from diffray.components.config import shortened
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LONGEST_NAME: Final = 200
 _FORM_BYTES: Final = 2**16  # of a form around its file
 _OFF: Final = "This server keeps no files; start it with --files, a folder or a URL for them."
 
@@ -50,7 +50,9 @@ class ListQuery(StrictModel):
     """Which part of a list to return."""
 
     after: str | None = Field(None, description="List what follows this identifier.")
-    limit: int = Field(20, ge=1, le=10_000, description="How many to list.")
+    limit: int | None = Field(
+        None, ge=1, le=10_000, description="How many to list; default: 20 batches, 10,000 files."
+    )
     order: Literal["asc", "desc"] = Field("desc", description="The oldest or the newest first.")
     purpose: Literal["batch", "batch_output"] | None = Field(None, description="Of files alone.")
 
@@ -101,20 +103,21 @@ def _add_files(router: APIRouter, store: BatchStore, settings: ApiSettings) -> N
         _refuse_other_pages(request, settings)
         form = await _form(request, settings.max_file_bytes, settings.body_timeout_s)
         try:
-            given = {name: value for name, value in form.items() if name != "file"}
-            if given != {"purpose": "batch"}:
-                raise invalid("send a form with the fields purpose=batch and file", "purpose")
+            for name in form.keys() - {"file", "purpose"}:
+                raise invalid(f"{name} is not supported; leave it out", name)
+            if form.get("purpose") != "batch":
+                raise invalid("purpose must be batch", "purpose")
             if not isinstance(file := form.get("file"), UploadFile):
                 raise invalid("send the file in the field file of a form", "file")
-            stored = (file.filename or "file", "batch", file.file)
-            return answer(await asyncio.to_thread(store.add_file, *stored))
+            name = printable(shortened(file.filename or "file", _LONGEST_NAME))
+            return answer(await asyncio.to_thread(store.add_file, name, "batch", file.file))
         finally:
             await form.close()
 
     @router.get("/v1/files", openapi_extra=_LIST)
     async def list_files(request: Request) -> Response:
         """List the files, those of batches' answers too."""
-        return answer(await asyncio.to_thread(_listed, request, store.files, store.file))
+        return answer(await asyncio.to_thread(_listed, request, store.files, store.file, 10_000))
 
     @router.get("/v1/files/{name}")
     async def show_file(name: str) -> Response:
@@ -144,7 +147,7 @@ def _add_batches(router: APIRouter, store: BatchStore, settings: ApiSettings) ->
     @router.get("/v1/batches", openapi_extra=_LIST)
     async def list_batches(request: Request) -> Response:
         """List the batches."""
-        return answer(await asyncio.to_thread(_listed, request, store.batches, store.batch))
+        return answer(await asyncio.to_thread(_listed, request, store.batches, store.batch, 20))
 
     @router.get("/v1/batches/{name}")
     async def show_batch(name: str) -> Response:
@@ -158,23 +161,24 @@ def _add_batches(router: APIRouter, store: BatchStore, settings: ApiSettings) ->
 
 
 def _listed(
-    request: Request, all_names: Callable[[], list[str]], show: Callable[[str], Json]
+    request: Request, names: Callable[[], list[str]], show: Callable[[str], Json], limit: int
 ) -> Json:
     """Return OpenAI's list of the part that a query asks for."""
     given = {
         name: int(text) if text.isdecimal() and len(text) < 10 else text
         for name, text in request.query_params.items()
     }
-    query, names = parse(ListQuery, given), all_names()
-    if query.order == "desc":
-        names.reverse()
-    if query.after is not None:
-        if query.after not in names:
-            raise invalid(f"nothing in the list is called {query.after[:100]}", "after")
-        names = names[names.index(query.after) + 1 :]
-    found = _shown(names, show)
+    query, found_names = parse(ListQuery, given), names()
+    downwards = query.order == "desc"
+    if downwards:
+        found_names.reverse()
+    if (after := query.after) is not None:  # which may be deleted meanwhile
+        found_names = [
+            each for each in found_names if (each < after if downwards else each > after)
+        ]
+    found = _shown(found_names, show)
     wanted = (each for each in found if query.purpose in (None, each.get("purpose")))
-    data = list(islice(wanted, query.limit))
+    data = list(islice(wanted, query.limit or limit))
     return {
         "object": "list",
         "data": data,
@@ -212,8 +216,6 @@ async def _form(request: Request, most: int, seconds: float) -> FormData:
             return await Request(request.scope, counted).form(max_files=1, max_fields=8)
     except TimeoutError:
         raise ApiError(408, "The file did not arrive in time; send it faster.") from None
-    except MultiPartException as error:
-        raise invalid(f"The body is not a form: {error.message}") from None
 
 
 def _refuse_other_pages(request: Request, settings: ApiSettings) -> None:
@@ -221,7 +223,7 @@ def _refuse_other_pages(request: Request, settings: ApiSettings) -> None:
     origin, allowed = request.headers.get("origin"), settings.cors_origins
     if origin is None or origin in allowed or "*" in allowed:
         return
-    if urlsplit(origin).netloc != request.headers.get("host"):
+    if origin.partition("://")[2] != request.headers.get("host"):
         raise ApiError(
             403, f"{origin} may not upload files; the server's --allowed-origins would let it."
         )

@@ -104,7 +104,7 @@ class BatchStore:
         """Ask for a batch's end."""
         status = self.batch(name)["status"]
         if status in ENDED:
-            raise ApiError(409, f"The batch has {status.replace('failed', 'ended')} already.")
+            raise invalid(f"the batch has ended already: it is {status}")
         if status != "cancelling":
             self._write(f"cancelled/{name}.json", {"cancelling_at": int(time.time())})
         return self.batch(name)
@@ -128,7 +128,10 @@ class BatchStore:
         folder = f"answers/{name}"
         for part in self.objects.names(folder):
             for line in (self.objects.read(f"{folder}/{part}") or b"").split(b"\n")[:-1]:
-                answer = json.loads(line)
+                try:
+                    answer = json.loads(line)
+                except ValueError:  # damaged, so it is asked again
+                    continue
                 if answer["custom_id"] not in seen:  # a process that was replaced may answer too
                     seen.add(answer["custom_id"])
                     yield answer

@@ -21,7 +21,8 @@ class ObjectStore:
 
     def __init__(self, place: str) -> None:
         try:
-            self._system, self._root = url_to_fs(place)
+            # Other processes write here too, so listings must not be remembered.
+            self._system, self._root = url_to_fs(place, use_listings_cache=False)
         except (ImportError, ValueError) as error:
             raise ValueError(f"{place}: {error}") from None
         self._is_local = isinstance(self._system, LocalFileSystem)
@@ -50,14 +51,18 @@ class ObjectStore:
         if self._is_local:  # other systems show an object when it is complete
             written = f"{target}.{uuid4().hex}{_INCOMPLETE}"
             Path(target).parent.mkdir(parents=True, exist_ok=True)
-        with self._system.open(written, "wb") as file:
-            shutil.copyfileobj(source, file, _CHUNK)
-        if self._is_local:
-            os.replace(written, target)
+        try:
+            with self._system.open(written, "wb") as file:
+                shutil.copyfileobj(source, file, _CHUNK)
+            if self._is_local:
+                os.replace(written, target)
+        except BaseException:
+            if self._is_local:
+                Path(written).unlink(missing_ok=True)
+            raise
 
     def names(self, folder: str) -> list[str]:
         """Return the names of a folder's objects and folders, sorted."""
-        self._system.invalidate_cache()
         try:
             found = self._system.ls(self._at(folder), detail=False)
         except FileNotFoundError:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from diffray.cluster.api.answers import Answer, ChatAnswer, CompletionAnswer
 from diffray.cluster.api.bodies import (
@@ -43,6 +43,7 @@ from diffray.workers.admission import check_choices
 from diffray.workers.messages import Request
 
 log = logging.getLogger(__name__)
+BACKGROUND: Final = 2**20  # the priority of batches' requests, behind all others
 _MOST_LOGPROBS: Final = 2**18  # of one request: its answer is built and sent as a whole
 _draw_uid: Final = partial(secrets.randbits, 53)  # not counted: engines outlive this process
 _SOON_S: Final = 1.0  # for an engine to report its load
@@ -120,14 +121,21 @@ class Service:
         """Answer prompts: the body and the answer of POST /v1/completions."""
         return await self.whole(CompletionBody, body)
 
-    async def whole(self, kind: type[GenerationBody], given: object, priority: int = 0) -> Json:
-        """Answer a request of one of the APIs; `priority` is added to the one it gives."""
+    async def in_background(self, kind: type[GenerationBody], given: object) -> Json:
+        """Answer a request of a batch: after all others, however long that takes."""
+        return await self._whole(kind, given, replace(self._runner, deadline=None), BACKGROUND)
+
+    async def whole(self, kind: type[GenerationBody], given: object) -> Json:
+        """Answer a request of one of the APIs."""
+        return await self._whole(kind, given, self._runner)
+
+    async def _whole(self, kind: Any, given: object, runner: Runner, behind: int = 0) -> Json:
         answer = await self._begin(parse(kind, given))
         if answer.body.stream:
             raise invalid("streaming is not supported here; leave stream out", "stream")
-        priority += answer.body.priority
+        priority = behind + max(answer.body.priority, 0) if behind else answer.body.priority
         for choices in (answer.scored, answer.choices):
-            async with aclosing(self._runner.deltas(choices, priority)) as deltas:
+            async with aclosing(runner.deltas(choices, priority)) as deltas:
                 async for _ in deltas:
                     pass
         return answer.whole()

@@ -25,8 +25,7 @@ PASSES = 16  # how many later requests may run before one that finds no pages
 FIRST_COME = 8  # one of this many admissions goes to the oldest request, whatever its priority
 SHORT = 8  # the part of a time slice after which a request gives way to those of better priority
 LONGEST = 16  # the most time slices of a turn while only equally preempted requests wait
-TOKENS = 2  # tokens that count as one step of a turn
-NEAR = 64  # waiting requests whose lengths limit a turn
+TOKENS, NEAR = 2, 64  # tokens that count as a step; waiting requests whose lengths limit a turn
 
 
 class Scheduler:
@@ -82,7 +81,8 @@ class Scheduler:
             return
         if self.quarantine.is_known(request, self._arrivals):
             raise Poisonous(Poisonous.reason)
-        if self.waiting >= self.max_waiting + max(self.slots - len(self.running), 0):
+        behind = sum(each.priority > priority for each in self._waiting)
+        if self.waiting - behind >= self.max_waiting + max(self.slots - len(self.running), 0):
             raise Overloaded(
                 f"the queue is full ({self.waiting} requests are waiting, "
                 f"{len(self.running)} are running); try again later"
@@ -323,7 +323,7 @@ class Scheduler:
             return False
         turn = self.time_slice * queued.growth
         if wait and all(other.priority < queued.priority for other in wait):
-            turn //= SHORT if queued.request.restarts else SHORT * queued.growth
+            turn //= SHORT
         elif all(other.preempted >= queued.preempted for other in wait):
             # Among equals, preemption would only make all of them finish later.
             turn = max(turn, min(shortest, LONGEST * self.time_slice))

@@ -5,7 +5,7 @@ is one more application, which serves several models at one endpoint.
 """
 
 import secrets
-from typing import Any
+from typing import Any, Final
 
 import ray
 from fastapi import FastAPI
@@ -14,12 +14,14 @@ from ray.serve import Application
 
 from diffray.cluster.control.ranks import device_of_cluster
 from diffray.cluster.serve.app_config import AppConfig, IngressConfig, app_config, ingress_config
-from diffray.cluster.serve.batch_worker import batch_workers, of_application
+from diffray.cluster.serve.batch_worker import batch_workers, with_own_files
 from diffray.cluster.serve.deployment import REPLICA, deployment_options, ingress_options
 from diffray.cluster.serve.ingress import IngressReplica, current_ingress
 from diffray.cluster.serve.replica import Replica, current_service
 from diffray.components.checkpoints.demos import description, examples
 from diffray.components.container import nvidia_gpus
+
+INGRESS: Final = "ingress"  # its folder of files, whichever models it has
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -47,9 +49,9 @@ def application(config: AppConfig) -> Application:
     def api() -> FastAPI:  # built in the replica, because not all of it can be pickled
         from diffray.cluster.api.http_app import build_api
 
-        return build_api(current_service, of_application(settings), about=about)
+        return build_api(current_service, with_own_files(settings), about=about)
 
-    batches = batch_workers(config.api.files, {config.model_id: ""})
+    batches = batch_workers(config.api, {config.model_id: ""})
     return _bound(serve.ingress(api)(Replica), config, *batches)
 
 
@@ -66,11 +68,11 @@ def ingress_application(config: IngressConfig) -> Application:
     def api() -> FastAPI:
         from diffray.cluster.api.http_app import build_api
 
-        return build_api(current_ingress, of_application(settings), model=first)
+        return build_api(current_ingress, with_own_files(settings, INGRESS), model=first)
 
     plain: Any = serve.deployment(serve.ingress(api)(IngressReplica))
     app: Application = plain.options(name="Ingress", **ingress_options(config)).bind(
-        config, *batch_workers(config.api.files, config.models)
+        config, *batch_workers(config.api, config.models, INGRESS)
     )
     return app
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 from ray import serve
 from ray.serve import Application
@@ -19,9 +20,12 @@ _NAME: Final = "Batches"
 class BatchWorker:
     """The class that Serve starts; it answers with the replicas of `models`, by application."""
 
-    async def __init__(self, place: str, models: Mapping[str, str]) -> None:  # type: ignore[misc]  # Serve awaits it
-        served = await ingress_to(models)
-        runner = BatchRunner(BatchStore(own_place(place)), served.whole, served.load)
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, settings: ApiSettings, models: Mapping[str, str], folder: str
+    ) -> None:
+        served, settings = await ingress_to(models), with_own_files(settings, folder)
+        assert settings.files is not None
+        runner = BatchRunner(BatchStore(settings.files), served, settings)
         self._running = asyncio.create_task(runner.run())
 
     async def check_health(self) -> None:
@@ -33,22 +37,20 @@ class BatchWorker:
         self._running.cancel()
 
 
-def own_place(place: str) -> str:
-    """Return where this application keeps its files: several may be given the same place."""
-    return f"{place}/{serve.get_replica_context().app_name}"
-
-
-def of_application(settings: ApiSettings) -> ApiSettings:
-    """Return the settings of this application's endpoint."""
+def with_own_files(settings: ApiSettings, folder: str = "") -> ApiSettings:
+    """Return the settings with a folder of the application's own."""
     if settings.files is None:
         return settings
-    return settings.model_copy(update={"files": own_place(settings.files)})
+    own = quote(folder or serve.get_replica_context().app_name, safe="")
+    return settings.model_copy(update={"files": f"{settings.files}/{own}"})
 
 
-def batch_workers(place: str | None, models: Mapping[str, str]) -> list[Application]:
-    """Return the worker for batches that are kept at `place`; none without one."""
-    if place is None:
+def batch_workers(
+    settings: ApiSettings, models: Mapping[str, str], folder: str = ""
+) -> list[Application]:
+    """Return the worker for batches, if there is a place for their files."""
+    if settings.files is None:
         return []
     plain: Any = serve.deployment(BatchWorker)
     options = {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0}, "health_check_period_s": 2}
-    return [plain.options(name=_NAME, **options).bind(place, dict(models))]
+    return [plain.options(name=_NAME, **options).bind(settings, dict(models), folder)]

@@ -46,8 +46,11 @@ class Ingress:
         self._adapters: dict[str, RemoteModel] = {}  # by the names of their LoRA adapters
         self._looking, self._looked = asyncio.Lock(), -math.inf
 
-    async def whole(self, kind: type[GenerationBody], given: object, priority: int = 0) -> Json:
-        return await (await self._model_for(given)).ask("whole", kind, given, priority)
+    async def whole(
+        self, kind: type[GenerationBody], given: object, *, background: bool = False
+    ) -> Json:
+        method = "in_background" if background else "whole"
+        return await (await self._model_for(given)).ask(method, kind, given)
 
     async def stream(self, kind: type[GenerationBody], given: object) -> AsyncGenerator[Json, None]:
         model = await self._model_for(given)
@@ -91,9 +94,10 @@ class Ingress:
             raise unavailable(f"No model can answer ({reasons}).")
         return {"models": states}
 
-    async def load(self) -> Load:
-        """Return the load summed over all replicas of all models."""
-        asked = await asyncio.gather(*(each.about() for each in self._models.values()))
+    async def load(self, name: str | None = None) -> Load:
+        """Return the load summed over all replicas, of all models or of the one named."""
+        models = [*self._models.values()] if name is None else [await self._model_named(name)]
+        asked = await asyncio.gather(*(each.about() for each in models))
         loads = [about.load for found in asked for about in found]
         return Load(
             running=sum(each.running for each in loads),
@@ -125,6 +129,9 @@ class Ingress:
     async def _model_named(self, name: object) -> RemoteModel:
         """Return the model with this name, or with a LoRA adapter of this name."""
         names = ", ".join(f"`{each}`" for each in self._models)
+        if name is None and len(self._models) == 1:
+            (only,) = self._models.values()
+            return only
         if name is None:
             raise invalid(
                 f"several models are served here, so name one of them: {names}",
@@ -136,6 +143,8 @@ class Ingress:
         if name in self._models:
             return self._models[name]
         await self._look_for_adapters()
+        if name not in self._adapters and not all(each.seen for each in self._models.values()):
+            raise unavailable(f"A model is being loaded, which may have an adapter {name[:100]}.")
         if name not in self._adapters:
             raise no_such_model(name, [*self._models, *self._adapters])
         return self._adapters[name]

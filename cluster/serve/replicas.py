@@ -82,6 +82,7 @@ class RemoteModel:
             "weight_version": None, "policies": None,
         }  # fmt: skip
         self._described = [described]
+        self.seen = False  # whether a replica has described itself
 
     async def ask(self, method: str, *given: object) -> Json:
         """Call a method of the model's service and return its result."""
@@ -125,7 +126,7 @@ class RemoteModel:
     async def described(self) -> list[Json]:
         """Return the model, then its LoRA adapters; as last known if no replica answers."""
         for about in await self.about():
-            self._described = about.models
+            self._described, self.seen = about.models, True
         return self._described
 
     def _translated(self, error: BaseException) -> BaseException | None:

@@ -15,8 +15,8 @@ import httpx2
 import openai
 import pytest
 
-from diffray.cluster.api import batch_runner
-from diffray.cluster.api.batch_runner import PRIORITY, BatchRunner, Room
+from diffray.cluster.api import batch_runner, running_batch
+from diffray.cluster.api.batch_runner import BatchRunner, Room
 from diffray.cluster.api.batch_store import BatchStore
 from diffray.cluster.api.bodies import GenerationBody
 from diffray.cluster.api.errors import ApiError, Json, invalid, unavailable
@@ -34,12 +34,16 @@ class Models:
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
-        self.load = Load(slots=4)
+        self.slots = 4
         self.running = self.most = 0
         self.open = asyncio.Event()
 
-    async def ask(self, kind: type[GenerationBody], body: Json, priority: int) -> Json:
-        assert priority == PRIORITY
+    async def load(self, name: str | None) -> Load:
+        return Load(slots=self.slots, running=self.running)
+
+    async def whole(self, kind: type[GenerationBody], given: object, *, background: bool) -> Json:
+        assert background and isinstance(given, dict)
+        body = given
         prompt = str(body["prompt"])
         self.asked[prompt] += 1
         self.running += 1
@@ -48,7 +52,7 @@ class Models:
             await self._happen(prompt)
         finally:
             self.running -= 1
-        return {"id": f"cmpl-{prompt}", "choices": [{"text": prompt}], "priority": priority}
+        return {"id": f"cmpl-{prompt}", "choices": [{"text": prompt}]}
 
     async def _happen(self, prompt: str) -> None:
         await asyncio.sleep(0)
@@ -89,6 +93,15 @@ async def until(store: BatchStore, name: str, *statuses: str) -> Json:
     raise AssertionError(f"the batch stays {batch}")
 
 
+async def answered(store: BatchStore, name: str, count: int) -> None:
+    """Wait until so many requests have an answer."""
+    for _ in range(2000):
+        if store.batch(name)["request_counts"]["completed"] >= count:
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"no {count} answers")
+
+
 def answers(store: BatchStore, batch: Json) -> dict[str, Json]:
     """Return the answers in the batch's files by the id of their request, each once."""
     found = {}
@@ -105,8 +118,9 @@ def answers(store: BatchStore, batch: Json) -> dict[str, Json]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_LOOK_S", "_STORE_S", "_RETRY_S"):
+    for name in ("_LOOK_S", "_RETRY_S"):
         monkeypatch.setattr(batch_runner, name, 0.01)
+    monkeypatch.setattr(running_batch, "_STORE_S", 0.01)
     monkeypatch.setattr(batch_runner, "pause", lambda attempt, seconds: 0)
     monkeypatch.setattr("diffray.cluster.api.batch_lines.pause", lambda attempt, seconds: 0)
 
@@ -118,10 +132,8 @@ def store(tmp_path: Path) -> BatchStore:
 
 @contextmanager
 def started(store: BatchStore, models: Models) -> Iterator[asyncio.Task[None]]:
-    async def load() -> Load:
-        return models.load
-
-    running = asyncio.create_task(BatchRunner(store, models.ask, load).run())
+    settings = ApiSettings(max_body_bytes=1000)
+    running = asyncio.create_task(BatchRunner(store, models, settings).run())
     try:
         yield running
     finally:
@@ -135,6 +147,8 @@ def test_every_request_is_answered_once_behind_all_others(store: BatchStore) -> 
         with started(store, models):
             name = begin(store, lines(*prompts))
             batch = await until(store, name, *ENDED)
+            while store.objects.names(f"answers/{name}"):
+                await asyncio.sleep(0.005)
         assert batch["status"] == "completed" and batch["completed_at"] >= batch["in_progress_at"]
         assert batch["request_counts"] == {"total": 64, "completed": 61, "failed": 3}
         found = answers(store, batch)
@@ -147,7 +161,6 @@ def test_every_request_is_answered_once_behind_all_others(store: BatchStore) -> 
         assert status == [400, 500, 200, 504]
         assert [models.asked[each] for each in prompts[60:]] == [1, 1, 5, 3]
         assert models.asked["hello 7"] == 1 and models.most <= 4
-        assert store.objects.names(f"answers/{name}") == []
 
     asyncio.run(run())
 
@@ -161,6 +174,7 @@ def test_every_request_is_answered_once_behind_all_others(store: BatchStore) -> 
         (b"[" * 100_000, 1, "not valid JSON"),
         (b'{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {}}', 1, "url"),
         (b"\n", None, "no requests"),
+        (b"\n\n" + lines("a" * 2000), 3, "larger than 1000 bytes"),
     ],
 )
 def test_a_file_with_a_mistake_fails_before_anything_is_asked(
@@ -186,8 +200,7 @@ def test_what_another_process_began_is_continued(store: BatchStore) -> None:
         prompts = ["a", "b", "wait c", "d", "wait e", "f"]
         with started(store, first) as running:
             name = begin(store, lines(*prompts))
-            while store.batch(name)["request_counts"]["completed"] < 4:
-                await asyncio.sleep(0.005)
+            await answered(store, name, 4)
         await asyncio.gather(running, return_exceptions=True)
         assert store.batch(name)["status"] == "in_progress"
         # What a process that was replaced writes late counts once.
@@ -214,10 +227,9 @@ def test_a_batch_that_ends_early_keeps_its_answers(store: BatchStore, end: str) 
     async def run() -> None:
         models = Models()
         with started(store, models):
-            seconds = 1 if end == "expired" else 3600
+            seconds = 3 if end == "expired" else 3600
             name = begin(store, lines("a", "wait b", "c", "wait d"), seconds)
-            while store.batch(name)["request_counts"]["completed"] < 2:
-                await asyncio.sleep(0.005)
+            await answered(store, name, 2)
             if end == "cancelled":
                 assert store.cancel(name)["status"] == "cancelling"
                 store.cancel(name)
@@ -250,6 +262,64 @@ def test_a_batch_whose_store_fails_is_tried_again(
             batch = await until(store, begin(store, lines("a", "b")), *ENDED)
         assert batch["status"] == "completed" and set(answers(store, batch)) == {"q0", "q1"}
         assert models.asked == Counter({"a": 3, "b": 3})
+
+    asyncio.run(run())
+
+
+def test_of_two_processes_one_ends_a_batch(store: BatchStore) -> None:
+    """During an upgrade the old one may run on; it must not replace what the new one wrote."""
+
+    async def run() -> None:
+        old, new = Models(), Models()
+        with started(store, old):
+            name = begin(store, lines("a", "b", "wait c"))
+            await answered(store, name, 2)
+            new.open.set()
+            with started(store, new):
+                batch = await until(store, name, *ENDED)
+                old.open.set()
+                await asyncio.sleep(0.2)
+        assert old.asked["wait c"] == new.asked["wait c"] == 1
+        assert store.batch(name) == batch and batch["status"] == "completed"
+        assert set(answers(store, batch)) == {"q0", "q1", "q2"}
+
+    asyncio.run(run())
+
+
+def test_damaged_and_deleted_objects_stop_no_other_batch(store: BatchStore) -> None:
+    async def run() -> None:
+        models = Models()
+        damaged, torn, deleted = (begin(store, lines("a", "wait b")) for _ in range(3))
+        store.objects.write(f"states/{damaged}.json", b"")
+        store.objects.write(f"answers/{torn}/1", b"\0\0\n")
+        with started(store, models) as running:
+            await answered(store, deleted, 1)
+        await asyncio.gather(running, return_exceptions=True)
+        store.delete_file(store.batch(deleted)["input_file_id"])
+        models.open.set()
+        with started(store, models):
+            batch = await until(store, torn, *ENDED)
+            assert batch["status"] == "completed" and set(answers(store, batch)) == {"q0", "q1"}
+            batch = await until(store, deleted, *ENDED)
+            assert batch["status"] == "failed" and set(answers(store, batch)) == {"q0"}
+            assert "deleted" in batch["errors"]["data"][0]["message"]
+        with pytest.raises(ValueError, match="Expecting value"):
+            store.batch(damaged)
+
+    asyncio.run(run())
+
+
+def test_a_batch_that_cannot_be_answered_ends_with_its_time(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(name: str) -> Iterator[Json]:
+        raise PermissionError("not for you")
+
+    async def run() -> None:
+        monkeypatch.setattr(store, "answers", broken)
+        with started(store, Models()):
+            batch = await until(store, begin(store, lines("a"), seconds=1), *ENDED)
+        assert batch["status"] == "failed" and "not for you" in str(batch["errors"])
 
     asyncio.run(run())
 
@@ -351,13 +421,14 @@ def test_openai_client_answers_a_file(url: str, kept: BatchStore) -> None:
             batch.output_file_id,
             batch.error_file_id,
         }
-        with pytest.raises(openai.ConflictError):
+        with pytest.raises(openai.BadRequestError, match="ended already"):
             client.batches.cancel(batch.id)
         more = client.batches.create(
             input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
         )
         assert [each.id for each in client.batches.list(limit=1)] == [more.id, batch.id]
-        assert client.files.delete(file.id).deleted
+        for each in client.files.list(limit=1):  # of a list that becomes shorter meanwhile
+            assert client.files.delete(each.id).deleted
         with pytest.raises(openai.NotFoundError):
             client.files.retrieve(file.id)
     finally:
@@ -378,7 +449,9 @@ def test_what_is_wrong_with_a_request_is_said(url: str) -> None:
             return refused(http.post("/v1/files", data=form, files=files, headers=headers))
 
         assert upload(purpose="fine-tune")[0] == 400
-        assert "purpose=batch" in upload()[1]
+        assert "purpose" in upload()[1]
+        assert upload(purpose="batch", expires_after="1")[1].startswith("expires_after")
+        assert upload(purpose="batch", headers={"Origin": "http://["})[0] == 403
         assert upload(b"x" * 300_000, purpose="batch")[0] == 413
         status, said = upload(purpose="batch", headers={"Origin": "https://elsewhere.example"})
         assert status == 403 and "https://elsewhere.example" in said
@@ -397,7 +470,7 @@ def test_what_is_wrong_with_a_request_is_said(url: str) -> None:
             assert answer.status_code == 400 and answer.json()["error"]["param"] == field, wrong
         for path in ("/v1/files/file-x", "/v1/batches/..%2f..%2fetc", "/v1/files/x/content"):
             assert refused(http.get(path))[0] == 404
-        for query in ("limit=0", "limit=many", "after=batch_x", "colour=red"):
+        for query in ("limit=0", "limit=many", "colour=red"):
             assert refused(http.get(f"/v1/batches?{query}"))[0] == 400
 
 

@@ -166,6 +166,34 @@ def test_a_request_soon_gives_way_to_one_of_better_priority_and_still_ends() -> 
         assert ids_of(uid, news) == list(range(1, 101))
 
 
+@pytest.mark.parametrize("iteration", [None, "soft"])
+@pytest.mark.parametrize("time_slice", [1, 16])
+def test_what_begins_anew_ends_behind_better_priorities_too(
+    iteration: str | None, time_slice: int
+) -> None:
+    """Its turns grow from an eighth of a slice, also where what it wrote in a turn is lost."""
+    scheduler, ranks = scheduled(1, time_slice=time_slice)
+    scheduler.submit(asked(0, 64, iteration), ONE, priority=2**20)
+    ended, uid = False, 0
+    while not ended:
+        uid += 1
+        scheduler.submit(asked(uid, 1), ONE)  # some better one always waits
+        ended = any(event.uid == 0 and event.ends for event in turn(scheduler, ranks)[1])
+        assert uid < 20_000
+
+
+def test_requests_of_worse_priority_take_no_room_in_the_queue() -> None:
+    scheduler, _ = scheduled(1, most=2)
+    for uid in range(3):
+        scheduler.submit(asked(uid), ONE, priority=2**20)
+    with pytest.raises(Overloaded):
+        scheduler.submit(asked(3), ONE, priority=2**20)
+    for uid in range(4, 7):
+        scheduler.submit(asked(uid), ONE)
+    with pytest.raises(Overloaded):
+        scheduler.submit(asked(7), ONE)
+
+
 def test_of_equal_requests_none_gives_way() -> None:
     """All would end later: the first ones as late as the last."""
     scheduler, ranks = scheduled(2, *[100] * 6, time_slice=8)

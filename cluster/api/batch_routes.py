@@ -190,7 +190,7 @@ def _listed(
 
 def _shown(names: list[str], show: Callable[[str], Json]) -> Iterator[Json]:
     for name in names:
-        with suppress(ApiError):  # deleted meanwhile
+        with suppress(ApiError, ValueError):  # deleted meanwhile, or damaged
             yield show(name)
 
 

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define BLOCK 32
 #define SMALLEST 1e-30f
@@ -26,11 +27,18 @@ typedef struct {
   const uint16_t *scales, *minima;  // only Q4_1 has minima
 } Matrix;
 
-// A rounded row: of each block its bytes, its scale, its sum, and what undoes a matrix's shift.
+// A rounded row: of each block its bytes, its scale, its sum, and what undoes a matrix's shift. Of some rows
+// together each block lies beside those of the others: block b of one is at b * together.
 typedef struct {
   int32_t *fours, *shifts;
   float *scales, *sums;
 } Row;
+
+ALWAYS Row row_in(int32_t *memory, int64_t row, int64_t together, int64_t blocks) {
+  int32_t *shifts = memory + blocks * together * FOURS;
+  float *scales = (float *)(shifts + blocks * together), *sums = scales + blocks * together;
+  return (Row){memory + row * FOURS, shifts + row, scales + row, sums + row};
+}
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define LANES 16
@@ -44,6 +52,22 @@ typedef __m512i Ints;
 #define load(from) _mm512_loadu_si512(from)
 #define low_halves(both) _mm512_and_si512(both, _mm512_set1_epi8(15))
 #define shifted(both) _mm512_srli_epi16(both, 4)
+#define of_floats(from) _mm512_loadu_ps(from)
+#define magnitudes(x) _mm512_abs_ps(x)
+#define larger(a, b) _mm512_max_ps(a, b)
+#define largest(x) _mm512_reduce_max_ps(x)
+#define not_finite(x) _mm512_cmp_ps_mask(x, _mm512_set1_ps(FLT_MAX), _CMP_NLE_UQ)
+
+// Rounds numbers times `inverse` to bytes, and returns their sum.
+ALWAYS int round_block(const Floats *x, float inverse, int8_t *to) {
+  Ints sum = _mm512_setzero_si512();
+  for (int v = 0; v < BLOCK / LANES; v++) {
+    const Ints whole = _mm512_cvtps_epi32(x[v] * floats_of(inverse));
+    _mm_storeu_si128((__m128i *)(to + v * LANES), _mm512_cvtepi32_epi8(whole));
+    sum = _mm512_add_epi32(sum, whole);
+  }
+  return _mm512_reduce_add_epi32(sum);
+}
 
 ALWAYS Floats widened(const uint16_t *halves) {
   return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)halves));
@@ -67,6 +91,31 @@ typedef __m256i Ints;
 #define load(from) _mm256_loadu_si256((const __m256i *)(from))
 #define low_halves(both) _mm256_and_si256(both, _mm256_set1_epi8(15))
 #define shifted(both) _mm256_srli_epi16(both, 4)
+#define of_floats(from) _mm256_loadu_ps(from)
+#define magnitudes(x) _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x)
+#define larger(a, b) _mm256_max_ps(a, b)
+#define not_finite(x) _mm256_movemask_ps(_mm256_cmp_ps(x, _mm256_set1_ps(FLT_MAX), _CMP_NLE_UQ))
+
+ALWAYS float largest(Floats x) {
+  __m128 half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+}
+
+// Rounds numbers times `inverse` to bytes, and returns their sum.
+ALWAYS int round_block(const Floats *x, float inverse, int8_t *to) {
+  Ints whole[BLOCK / LANES], sum = _mm256_setzero_si256();
+  for (int v = 0; v < BLOCK / LANES; v++) {
+    whole[v] = _mm256_cvtps_epi32(x[v] * floats_of(inverse));
+    sum = _mm256_add_epi32(sum, whole[v]);
+  }
+  const Ints low = _mm256_packs_epi32(whole[0], whole[1]), high = _mm256_packs_epi32(whole[2], whole[3]);
+  const Ints order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256((Ints *)to, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order));
+  __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+  half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 14));
+  return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 1)));
+}
 
 ALWAYS Floats widened(const uint16_t *halves) {
   return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
@@ -89,24 +138,32 @@ ALWAYS Floats products(int kind, const Ints *block, const int32_t *x, int32_t sh
 }
 #endif
 
-ALWAYS void round_row(const float *x, const Matrix *m, Row row) {
+ALWAYS void round_row(const float *x, const Matrix *m, Row row, int64_t together) {
   const int shift = m->kind == Q8_0 ? SHIFT : m->kind == Q4_0 ? 8 : 0;
   int8_t *to = (int8_t *)row.fours;
-  for (int64_t b = 0; b < m->blocks; b++, x += BLOCK, to += BLOCK) {
-    float most = 0;
-    int finite = 1;
-    for (int i = 0; i < BLOCK; i++) {
-      most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
-      finite &= fabsf(x[i]) <= FLT_MAX;
+  for (int64_t b = 0; b < m->blocks * together; b += together, x += BLOCK, to += BLOCK * together) {
+    Floats own[BLOCK / LANES], sizes = floats_of(0);
+    int others = 0;
+    for (int v = 0; v < BLOCK / LANES; v++) {
+      own[v] = of_floats(x + v * LANES);
+      sizes = larger(sizes, magnitudes(own[v]));
+      others |= not_finite(magnitudes(own[v]));
     }
+    const float most = largest(sizes);
+    const int finite = others == 0;
     // Smaller numbers count as 0. NaN and infinite ones make all that they meet NaN.
     const float inverse = finite && most > SMALLEST ? 127 / most : 0;
     int sum = 0;
-    for (int i = 0; i < BLOCK; i++) sum += to[i] = inverse > 0 ? (int8_t)nearbyintf(x[i] * inverse) : 0;
+    if (inverse > 0) sum = round_block(own, inverse, to);
+    else memset(to, 0, BLOCK);
     row.scales[b] = finite ? most / 127 : NAN;
     row.sums[b] = row.scales[b] * (float)sum;
     row.shifts[b] = -shift * sum;
   }
+}
+
+ALWAYS void fetch_ahead(const uint8_t *block, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += LINE) _mm_prefetch((const char *)block + AHEAD * bytes + i, _MM_HINT_T1);
 }
 
 // The products of a tile with some rows, whose number the compiler knows.
@@ -116,7 +173,7 @@ ALWAYS void multiply(const Matrix *m, int64_t tile, const Row *rows, int count, 
   for (int r = 0; r < count; r++) sums[r] = floats_of(0);
   for (int64_t at = 0, b = tile * m->blocks; at < m->blocks; at++, b++) {
     const uint8_t *from = m->values + b * bytes;
-    for (int64_t i = 0; i < bytes; i += LINE) _mm_prefetch((const char *)from + AHEAD * bytes + i, _MM_HINT_T1);
+    fetch_ahead(from, bytes);
     Ints block[FOURS];
     for (int f = 0; f < FOURS; f++) {
       if (m->kind == Q8_0) {
@@ -138,8 +195,92 @@ ALWAYS void multiply(const Matrix *m, int64_t tile, const Row *rows, int count, 
   for (int r = 0; r < count; r++) store(out + r * width + tile * LANES, sums[r]);
 }
 
-ALWAYS void multiply_all(Matrix m, int kind, const Row *rows, int64_t num_rows, float *out, int64_t width, int threads) {
+#ifdef __AMX_INT8__
+#include <sys/syscall.h>
+#include <unistd.h>
+#define GROUP 16  // rows of which the processor multiplies a block at once
+#define ASK_FOR_FEATURE 0x1023
+#define TILE_DATA 18
+#define FOUND 0  // the tiles
+#define GIVEN 1
+#define WEIGHTS 2
+
+// Whether the kernel lets this process use the processor's tiles.
+static int may_use_tiles(void) {
+  static int known = -1;
+  if (known < 0) known = syscall(SYS_arch_prctl, ASK_FOR_FEATURE, TILE_DATA) == 0;
+  return known;
+}
+
+static void set_tiles(void) {
+  struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+  } tiles = {.palette = 1, .bytes = {LANES * 4, BLOCK, LANES * 4}, .rows = {GROUP, GROUP, FOURS}};
+  _tile_loadconfig(&tiles);
+}
+
+// The same products for `groups` times GROUP rows, with the same bits.
+ALWAYS void multiply_group(const Matrix *m, int64_t tile, const Row *rows, int groups, float *out, int64_t width) {
+  const int64_t bytes = LANES * (m->kind == Q8_0 ? BLOCK : BLOCK / 2);
+  Ints found[GROUP], block[FOURS];
+  Floats sums[2 * GROUP];
+  for (int r = 0; r < groups * GROUP; r++) sums[r] = floats_of(0);
+  for (int64_t at = 0, b = tile * m->blocks; at < m->blocks; at++, b++) {
+    const uint8_t *from = m->values + b * bytes;
+    fetch_ahead(from, bytes);
+    for (int f = 0; m->kind != Q8_0 && f < FOURS; f++) {
+      const Ints both = load(from + f / 2 * LANES * 4);
+      block[f] = low_halves(f % 2 ? shifted(both) : both);
+    }
+    _tile_loadd(WEIGHTS, m->kind == Q8_0 ? from : (const uint8_t *)block, LANES * 4);
+    const Floats scale = widened(m->scales + b * LANES);
+    const Floats minimum = m->kind == Q4_1 ? widened(m->minima + b * LANES) : floats_of(0);
+    for (int g = 0; g < groups; g++) {
+      const Row *own = rows + g * GROUP;
+      const int64_t first = at * GROUP;
+      _tile_loadd(GIVEN, own->fours + first * FOURS, BLOCK);
+      _tile_zero(FOUND);
+      _tile_dpbsud(FOUND, GIVEN, WEIGHTS);
+      _tile_stored(FOUND, found, LANES * 4);
+      for (int r = 0; r < GROUP; r++) {
+        Floats *sum = sums + g * GROUP + r;
+        const Ints whole = _mm512_add_epi32(found[r], _mm512_set1_epi32(own->shifts[first + r]));
+        *sum = multiply_add(_mm512_cvtepi32_ps(whole), scale * floats_of(own->scales[first + r]), *sum);
+        if (m->kind == Q4_1) *sum = multiply_add(minimum, floats_of(own->sums[first + r]), *sum);
+      }
+    }
+  }
+  for (int r = 0; r < groups * GROUP; r++) store(out + r * width + tile * LANES, sums[r]);
+}
+
+// Multiplies rows that lie in whole groups.
+ALWAYS void multiply_groups(Matrix m, int kind, const Row *rows, int64_t num_rows, float *out, int64_t width, int threads) {
+  m.kind = kind;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    set_tiles();
+#pragma omp for
+    for (int64_t tile = 0; tile < width / LANES; tile++) {
+      int64_t t = 0;
+      for (; t + 2 * GROUP <= num_rows; t += 2 * GROUP) multiply_group(&m, tile, rows + t, 2, out + t * width, width);
+      if (t < num_rows) multiply_group(&m, tile, rows + t, 1, out + t * width, width);
+    }
+    _tile_release();
+  }
+}
+#else
+#define GROUP 1
+#define may_use_tiles() 0
+#define multiply_groups(m, kind, rows, num_rows, out, width, threads) (void)m
+#endif
+
+ALWAYS void multiply_all(Matrix m, int kind, const Row *rows, int64_t num_rows, int64_t grouped, float *out, int64_t width, int threads) {
   m.kind = kind;  // known to the compiler
+  if (grouped > 0) multiply_groups(m, kind, rows, grouped, out, width, threads);
+  if (grouped == num_rows) return;
+  rows += grouped, out += grouped * width, num_rows -= grouped;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t tile = 0; tile < width / LANES; tile++) {
     int64_t t = 0;
@@ -166,15 +307,15 @@ int block_product(const float *x, int64_t num_rows, const uint8_t *values, const
   Row *rows = malloc(num_rows * sizeof(Row));
   int32_t *memory = malloc(num_rows * words * sizeof(int32_t));
   const int ready = rows != NULL && memory != NULL;
+  const int64_t grouped = may_use_tiles() ? num_rows / GROUP * GROUP : 0;
   for (int64_t t = 0; ready && t < num_rows; t++) {
-    int32_t *own = memory + t * words;
-    float *scales = (float *)(own + blocks * (FOURS + 1));
-    rows[t] = (Row){own, own + blocks * FOURS, scales, scales + blocks};
-    round_row(x + t * blocks * BLOCK, &m, rows[t]);
+    const int64_t together = t < grouped ? GROUP : 1, first = t / together * together;
+    rows[t] = row_in(memory + first * words, t - first, together, blocks);
+    round_row(x + t * blocks * BLOCK, &m, rows[t], together);
   }
-  if (ready && kind == Q8_0) multiply_all(m, Q8_0, rows, num_rows, out, width, threads);
-  if (ready && kind == Q4_0) multiply_all(m, Q4_0, rows, num_rows, out, width, threads);
-  if (ready && kind == Q4_1) multiply_all(m, Q4_1, rows, num_rows, out, width, threads);
+  if (ready && kind == Q8_0) multiply_all(m, Q8_0, rows, num_rows, grouped, out, width, threads);
+  if (ready && kind == Q4_0) multiply_all(m, Q4_0, rows, num_rows, grouped, out, width, threads);
+  if (ready && kind == Q4_1) multiply_all(m, Q4_1, rows, num_rows, grouped, out, width, threads);
   free(memory);
   free(rows);
   return ready;

@@ -13,6 +13,7 @@ from diffray.components.speculation import SUREST, Record
 from diffray.workers.layout import Span
 from diffray.workers.outcome import Outcome
 from diffray.workers.slots import MOST_COPIES, Slots
+from diffray.workers.stats import DraftStats
 
 _MOST_RECORDS: Final = 64  # one for each decoder with its settings
 
@@ -30,6 +31,7 @@ class CopyPool:
         self.holders: dict[Sequence, int] = {}  # how many copies each sequence has
         self.running: dict[Sequence, int] = {}  # how many of them may run
         self._records: dict[tuple[Decoder, bool], Record] = {}  # by decoder, and whether greedy
+        self.stats = DraftStats()
 
     def allot(self, sequences: Items[Sequence], *, waiting: bool = False) -> bool:
         """Give each sequence as many drafts as pay while these sequences run together.
@@ -60,6 +62,11 @@ class CopyPool:
         """Record how many drafts of a round were right."""
         right = outcome.step - sequence.block.step - 1
         sequence.acceptance.note(right, foreseen=outcome.foreseen, done=outcome.done)
+        run = sequence.acceptance.run
+        if sequence.policy.iteration.drafts and sequence.block.verifies:
+            run, right = sequence.block.num_drafts, outcome.decided - 1
+        if run:
+            self.stats = DraftStats(self.stats.run + run, self.stats.right + min(right, run))
 
     def give_back(self, sequence: Sequence) -> None:
         """Take all copies back from a sequence."""

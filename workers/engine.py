@@ -229,6 +229,7 @@ class Engine:
             forwards=self.forwards,
             tokens=self.tokens,
             prefixes=prefix_stats(self.kv),
+            drafts=self.copies.stats,
         )
 
     # The plan that rounds share.

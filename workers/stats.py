@@ -46,6 +46,14 @@ class PrefixStats:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftStats:
+    """An engine's drafts since the start: canvases under `verify`, else tokens."""
+
+    run: int = counter("spec_decode_num_draft_tokens", "Drafts that a forward verified.")
+    right: int = counter("spec_decode_num_accepted_tokens", "Of these, drafts that were right.")
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """An engine's load, and its counts since the start."""
 
@@ -57,3 +65,4 @@ class Stats:
     forwards: int = counter("num_forwards", "Forwards of the model; a shared one counts once.")
     tokens: int = 0  # reported as final
     prefixes: PrefixStats = PrefixStats()
+    drafts: DraftStats = DraftStats()

@@ -115,6 +115,7 @@ def test_a_watched_answer_shows_drafts_and_what_was_accepted(name: str) -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True, diffusion=diffusion)
     final, drafts, accepted = list[int](), list[int](), 0
     request = Request(0, tuple(cases_of(name)[0]["prompt"]), params, watch=True)
+    before = engine(name).stats().drafts
     for update in updates_of(engine(name), [request], 1):
         assert update.canvas is not None
         final += update.ids
@@ -127,6 +128,9 @@ def test_a_watched_answer_shows_drafts_and_what_was_accepted(name: str) -> None:
         assert shown[:known] == final[:40]
         drafts = shown[known:]
     assert len(final) == 40 and drafts == [] and accepted > 3
+    after = engine(name).stats().drafts
+    right = after.right - before.right  # of the last block, drafts behind the end too
+    assert accepted <= right <= min(accepted + 8, after.run - before.run)
 
 
 @pytest.mark.parametrize("name", KINDS)

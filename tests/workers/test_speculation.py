@@ -29,7 +29,9 @@ def test_tokens_and_steps_are_those_without(kind: str, count: int, seed: int) ->
         expected |= texts(run_all(slow, [plain]))
         assert texts(run_all(fast, [request])) == {request.uid: expected[request.uid]}, request
         assert fast.kv.num_free == slow.kv.num_free
-        assert fast.forwards <= slow.forwards
+        drafts, saved = fast.stats().drafts, slow.forwards - fast.forwards
+        # The last forward's four may be right behind the end of the text, where they save nothing.
+        assert 0 <= saved <= drafts.right <= min(saved + 4, drafts.run)
         before, after = before + slow.forwards, after + fast.forwards
     assert after < before
     crowded = toy_engine(model, num_pages=80)

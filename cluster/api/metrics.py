@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from itertools import accumulate
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -85,6 +85,10 @@ class Metrics:
         self._labels = {"model_name": model} | ({"replica": replica} if replica else {})
         self._own = tuple(self._labels.values())
         self._registry = CollectorRegistry()
+        text = "The fewest replicas that the model should have."
+        fewest = Gauge(_PREFIX + "min_replicas", text, self._labels, registry=self._registry)
+        self._fewest = fewest.labels(*self._own)
+        self.expect_replicas(1)
         self._counters: dict[str, Counter] = {}
         for name, text in _COUNTERS.items():
             label, values = _LABELS.get(name, (None, ()))
@@ -100,6 +104,10 @@ class Metrics:
             for buckets, histograms in _HISTOGRAMS.items()
             for name, text in histograms.items()
         }
+
+    def expect_replicas(self, fewest: int) -> None:
+        """Say how many replicas the model should have at least."""
+        self._fewest.set(fewest)
 
     def count(self, name: str, amount: float = 1, label: str | None = None) -> None:
         """Add to a counter; `label` is the value of the counter's own label, if it has one."""
@@ -164,10 +172,14 @@ def _engine_families(own: Mapping[str, str], load: Load, limits: Limits) -> Iter
     bounds = [*(str(float(2**power)) for power in range(len(counts) - 1)), "+Inf"]
     rounds.add_metric(values, list(zip(bounds, counts, strict=True)), load.tokens)
     yield rounds
-    facts = {"block_size": str(limits.page_size), "num_gpu_blocks": str(limits.num_pages)}
-    pages = GaugeMetricFamily(_PREFIX + "cache_config_info", "K/V pages.", labels=[*labels, *facts])
-    pages.add_metric([*values, *facts.values()], 1)
-    yield pages
+    size = {"block_size": str(limits.page_size), "num_gpu_blocks": str(limits.num_pages)}
+    for name, text, facts in (
+        ("cache_config_info", "K/V pages.", size),
+        ("weights_info", "The weights' version.", {"version": load.weights_version}),
+    ):
+        info = GaugeMetricFamily(_PREFIX + name, text, labels=[*labels, *facts])
+        info.add_metric([*values, *facts.values()], 1)
+        yield info
 
 
 def _declared(record: Any) -> Iterator[tuple[Shown, float]]:

@@ -70,7 +70,10 @@ class Load:
     waited: float = counter(
         "rank_wait_seconds", "Time of rank 0 between rounds while there was work."
     )
-    restarts: int = counter("num_restarts", "Restarts of the engine.")
+    restarts: int = counter("num_restarts", "Restarts of the engine, as a rank was lost.")
+    coordinator_restarts: int = counter(
+        "num_coordinator_restarts", "Restarts of the coordinator, and the engine with it."
+    )
     weight_updates: int = counter("num_weight_updates", "Times the weights were replaced.")
     weights_version: str = "0"
     sleep_level: int = gauge("engine_sleep_level", "The engine's sleep level; 0: awake.")

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import ray
@@ -158,6 +159,7 @@ class RemoteEngine:
             load: Load = await asyncio.wait_for(self._coordinator.load.remote(), _ANSWER_S)
         except (RayError, TimeoutError) as error:
             raise EngineFailed(f"the coordinator does not answer: {first_line(error)}") from None
+        load = replace(load, coordinator_restarts=self.restarts)
         return self.weights.shown_in(load)
 
     @property

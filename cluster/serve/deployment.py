@@ -139,6 +139,11 @@ class Deployment(Config):
         return scaling.max_replicas if scaling is not None else self.num_replicas or 1
 
     @property
+    def fewest_replicas(self) -> int:
+        scaling = self.autoscaling_config
+        return scaling.min_replicas if scaling is not None else self.num_replicas or 1
+
+    @property
     def first_replicas(self) -> int:
         """The initial number of replicas; at least 1, which the first request would start."""
         scaling = self.autoscaling_config

@@ -77,4 +77,5 @@ async def service_of(
         examples=examples(source),
         remote_images=RemoteImages(config.api),
     )
+    service.metrics.expect_replicas(config.deployment_config.fewest_replicas)
     return service, every

@@ -76,7 +76,9 @@ def test_new_weights_from_a_folder(http: httpx2.Client, folders: list[str]) -> N
     }
     after = written(http)
     assert after[0] != before[0] and after[1] == version(http) == "step 1"
-    assert "diffray:num_weight_updates_total" in http.get("/metrics").text
+    metrics = http.get("/metrics").text
+    assert "diffray:num_weight_updates_total" in metrics
+    assert 'diffray:weights_info{model_name="tiny",version="step 1"} 1.0' in metrics
     again = http.post(UPDATE, json={"model_path": new, "weight_version": "step 1"})
     assert "already have version step 1" in refused(again, 400)["message"]
     back = http.post(UPDATE, json={"model_path": old, "model": "tiny", "in_flight": "restart"})

@@ -77,6 +77,7 @@ class TestServe:
         assert settings.backpressure_config.status_code == 429
         found = settings.autoscaling_config
         assert made.num_replicas == 1 if scaling is None else found and found.max_replicas == 3
+        assert wish.deployment_config.fewest_replicas == (1 if scaling is None else 0)
 
     def test_prefix_routing_has_a_router_of_its_own(self) -> None:
         from ray import serve

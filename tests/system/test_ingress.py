@@ -104,6 +104,8 @@ def test_metrics_and_load_are_those_of_all_replicas_of_all_models(served: Served
         if sample.name == "diffray:generation_tokens_total"
     }
     assert sorted(model for model, _ in seen) == ["demo", "demo", "demo-llada2"]
+    wanted = {model: served.total("min_replicas", model_name=model) for model in MODELS}
+    assert wanted == {"demo": 2 + 2, "demo-llada2": 1}
     before = {model: served.total("request_success_total", model_name=model) for model in MODELS}
     assert text_of(served.post("demo-llada2", max_tokens=8))
     grown = {model: served.total("request_success_total", model_name=model) for model in MODELS}

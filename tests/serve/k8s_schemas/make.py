@@ -1,6 +1,7 @@
-"""Cut KubeRay's custom resource definitions down to the schemas that the manifests are held to.
+"""Cut custom resource definitions down to the schemas that the manifests are held to.
 
     python tests/serve/k8s_schemas/make.py <a checkout of ray-project/kuberay>
+    python tests/serve/k8s_schemas/make.py <a checkout of prometheus-operator/prometheus-operator>
 
 Descriptions and what only Kubernetes reads (x-kubernetes-*, status) go; an object may then hold no
 key that its schema does not name, unless the schema lets every key through.
@@ -14,9 +15,9 @@ from typing import Any
 
 import yaml
 
-KINDS = {"RayCluster": "rayclusters", "RayJob": "rayjobs", "RayService": "rayservices"}
 DROPPED = ("properties", "description", "format")
-CRDS = "helm-chart/kuberay-operator/crds/ray.io_{}.yaml"
+FOLDERS = "helm-chart/kuberay-operator/crds", "example/prometheus-operator-crd"
+KINDS = ("RayCluster", "RayJob", "RayService", "PrometheusRule", "ServiceMonitor")
 
 
 def strict(schema: Any) -> Any:
@@ -37,11 +38,13 @@ def strict(schema: Any) -> Any:
 
 
 def main(checkout: Path) -> None:
-    for kind, file in KINDS.items():
-        crd = yaml.safe_load((checkout / CRDS.format(file)).read_text())
+    files = (file for folder in FOLDERS for file in (checkout / folder).glob("*.yaml"))
+    for crd in map(yaml.safe_load, map(Path.read_text, files)):
+        if (kind := crd["spec"]["names"]["kind"]) not in KINDS:
+            continue
         (version,) = (each for each in crd["spec"]["versions"] if each["name"] == "v1")
         schema = strict(version["schema"]["openAPIV3Schema"])
-        del schema["properties"]["status"]
+        schema["properties"].pop("status", None)
         schema["properties"]["metadata"] = {"type": "object"}  # Kubernetes' own, and open
         schema["required"] = ["apiVersion", "kind", "metadata", "spec"]
         text = json.dumps(schema, separators=(",", ":"), sort_keys=True)

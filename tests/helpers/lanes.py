@@ -49,6 +49,7 @@ REACHED: Final = {
     "cluster/api/*": "tests/api/*",
     "kernels/triton/*": "tests/*/test_triton*",
     "examples/train_demo/*": "tests/components/test_demo*",
+    "k8s/monitoring/*": "tests/system/test_monitoring.py",
     "pyproject.toml": "tests/system/test_package.py",
     "tests/api/conftest.py": "tests/api/*",
     "tests/helpers/shared.py": "tests/[cs]*/*",  # its fixtures, which no test imports

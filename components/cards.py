@@ -46,7 +46,8 @@ def named_card(name: str) -> Card:
     for card in _CARDS:
         if _plain(name) in (_plain(card.name), _plain(card.driver)):
             return card
-    near = did_you_mean(name.upper(), CARDS)
+    longer = [each for each in CARDS if _plain(each).startswith(_plain(name))]
+    near = did_you_mean((longer or [name.upper()])[0], CARDS)
     raise ValueError(
         f"there is no GPU {name!r} in the table{near or '.'} Known: {', '.join(CARDS)}; of others "
         "give the memory, as in --gpu-memory 80GiB"

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -47,8 +47,8 @@ def read_lines(source: Path) -> Iterator[Line]:
 
 def check_lines(
     source: Path, check: Callable[[Line, int], None] = lambda line, size: None
-) -> tuple[set[str], list[Mistake]]:
-    """Return the ids of all requests, and the first mistakes in the others.
+) -> tuple[Set[str], list[Mistake]]:
+    """Return the ids of all requests in their order, and the first mistakes in the others.
 
     `check` is given each line and its bytes, and raises ValueError for what else is wrong.
     """
@@ -67,7 +67,7 @@ def check_lines(
                 break
     if not ids and not mistakes:
         mistakes.append(Mistake(None, "the file has no requests"))
-    return set(ids), mistakes
+    return ids.keys(), mistakes
 
 
 def _texts(source: Path) -> Iterator[tuple[int, bytes]]:

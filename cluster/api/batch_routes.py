@@ -1,25 +1,30 @@
 """OpenAI's /v1/files and /v1/batches: what clients upload, and have answered later."""
 
 import asyncio
+import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import Annotated, Final, Literal
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import Field, StringConstraints
+from pydantic import Field, field_validator
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
-from diffray.cluster.api.batch_store import BatchStore
+from diffray.cluster.api.batch_store import BatchStore, is_identifier
 from diffray.cluster.api.errors import ApiError, Json, invalid, printable
 from diffray.cluster.api.fields import StrictModel, parse
 from diffray.cluster.api.http import answer, read_json
 from diffray.cluster.api.settings import ApiSettings
 from diffray.components.config import shortened
 
+log = logging.getLogger(__name__)
+
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_WINDOW: Final = re.compile(r"[1-9][0-9]{0,3}[smhd]")
 _LONGEST_NAME: Final = 200
 _FORM_BYTES: Final = 2**16  # of a form around its file
 _OFF: Final = "This server keeps no files; start it with --files, a folder or a URL for them."
@@ -36,10 +41,19 @@ class BatchBody(StrictModel):
     endpoint: Literal["/v1/chat/completions", "/v1/completions"] = Field(
         description="The path that all requests of the file name."
     )
-    completion_window: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,3}[smhd]$")] = (
-        Field(description="After this time the batch ends with the answers it has, such as 24h.")
+    completion_window: str = Field(
+        description="After this time the batch ends with the answers it has, such as 24h."
     )
-    metadata: dict[str, str] | None = Field(None, description="Up to 16 texts of your own.")
+    metadata: dict[str, str] | None = Field(
+        None, max_length=16, description="Up to 16 texts of your own."
+    )
+
+    @field_validator("completion_window")
+    @classmethod
+    def _a_time(cls, given: str) -> str:
+        if not _WINDOW.fullmatch(given):
+            raise ValueError("give a time such as 30m, 24h or 7d")
+        return given
 
     @property
     def seconds(self) -> int:
@@ -110,19 +124,19 @@ def _add_files(router: APIRouter, store: BatchStore, settings: ApiSettings) -> N
             if not isinstance(file := form.get("file"), UploadFile):
                 raise invalid("send the file in the field file of a form", "file")
             name = printable(shortened(file.filename or "file", _LONGEST_NAME))
-            return answer(await asyncio.to_thread(store.add_file, name, "batch", file.file))
+            return await _stored(store.add_file, name, "batch", file.file)
         finally:
             await form.close()
 
     @router.get("/v1/files", openapi_extra=_LIST)
     async def list_files(request: Request) -> Response:
         """List the files, those of batches' answers too."""
-        return answer(await asyncio.to_thread(_listed, request, store.files, store.file, 10_000))
+        return await _stored(_listed, request, store.files, store.file, 10_000)
 
     @router.get("/v1/files/{name}")
     async def show_file(name: str) -> Response:
         """Show a file's description."""
-        return answer(await asyncio.to_thread(store.file, name))
+        return await _stored(store.file, name)
 
     @router.get("/v1/files/{name}/content", response_class=Response)
     async def content(name: str) -> Response:
@@ -133,7 +147,7 @@ def _add_files(router: APIRouter, store: BatchStore, settings: ApiSettings) -> N
     @router.delete("/v1/files/{name}")
     async def delete_file(name: str) -> Response:
         """Delete a file."""
-        return answer(await asyncio.to_thread(store.delete_file, name))
+        return await _stored(store.delete_file, name)
 
 
 def _add_batches(router: APIRouter, store: BatchStore, settings: ApiSettings) -> None:
@@ -142,22 +156,22 @@ def _add_batches(router: APIRouter, store: BatchStore, settings: ApiSettings) ->
         """Answer the requests of a file, after all others; the answers are another file."""
         given = await read_json(request, settings.max_body_bytes, settings.body_timeout_s)
         body = parse(BatchBody, given)
-        return answer(await asyncio.to_thread(store.add_batch, body.model_dump(), body.seconds))
+        return await _stored(store.add_batch, body.model_dump(), body.seconds)
 
     @router.get("/v1/batches", openapi_extra=_LIST)
     async def list_batches(request: Request) -> Response:
         """List the batches."""
-        return answer(await asyncio.to_thread(_listed, request, store.batches, store.batch, 20))
+        return await _stored(_listed, request, store.batches, store.batch, 20)
 
     @router.get("/v1/batches/{name}")
     async def show_batch(name: str) -> Response:
         """Show how far a batch is."""
-        return answer(await asyncio.to_thread(store.batch, name))
+        return await _stored(store.batch, name)
 
     @router.post("/v1/batches/{name}/cancel")
     async def cancel(name: str) -> Response:
         """End a batch with the answers it has."""
-        return answer(await asyncio.to_thread(store.cancel, name))
+        return await _stored(store.cancel, name)
 
 
 def _listed(
@@ -173,6 +187,8 @@ def _listed(
     if downwards:
         found_names.reverse()
     if (after := query.after) is not None:  # which may be deleted meanwhile
+        if not is_identifier(after):
+            raise invalid(f"{after[:100]!r} is not the identifier of a file or a batch", "after")
         found_names = [
             each for each in found_names if (each < after if downwards else each > after)
         ]
@@ -186,6 +202,16 @@ def _listed(
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
     }
+
+
+async def _stored(work: Callable[..., Json], *given: Any) -> Response:
+    """Answer with what the store gives; say what is wrong with the store."""
+    try:
+        return answer(await asyncio.to_thread(work, *given))
+    except OSError as error:
+        log.exception("the place of --files fails")
+        message = f"The server's place for files fails: {error.strerror or error}."
+        raise ApiError(507, message, code="storage_failed") from None
 
 
 def _shown(names: list[str], show: Callable[[str], Json]) -> Iterator[Json]:

@@ -15,6 +15,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -61,7 +62,14 @@ class BatchStore:
         return self.objects.chunks(f"files/{name}")
 
     def delete_file(self, name: str) -> Json:
-        self.file(name)
+        """Delete a file, unless a batch still needs it."""
+        if self.file(name)["purpose"] != OUTPUT:
+            for each in self.batches():
+                with suppress(ValueError):  # a damaged batch needs nothing
+                    batch = self.batch(each)
+                    if batch["input_file_id"] == name and batch["status"] not in ENDED:
+                        message = f"batch {each} still needs the file; cancel it first"
+                        raise invalid(message, "file_id")
         self.objects.delete(f"files/{name}.json")
         self.objects.delete(f"files/{name}")
         return {"id": name, "object": "file", "deleted": True}
@@ -158,9 +166,13 @@ def _new(prefix: str) -> str:
     return f"{prefix}{time.time_ns():016x}{secrets.token_hex(6)}"
 
 
+def is_identifier(name: str) -> bool:
+    return _ID.fullmatch(name) is not None
+
+
 def _checked(name: str) -> str:
     """Return an identifier from a client, unless it could lead elsewhere."""
-    return name if _ID.fullmatch(name) else "none"
+    return name if is_identifier(name) else "none"
 
 
 def _missing(kind: str, name: str) -> ApiError:

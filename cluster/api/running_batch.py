@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +30,7 @@ from diffray.cluster.api.errors import Json
 log = logging.getLogger("ray.serve")
 
 TRIES: Final = 3  # of a request that takes too long
-MOST_AT_ONCE: Final = 1024  # requests of a batch that wait or run
+MOST_AT_ONCE: Final = 256  # requests of a batch that wait or run
 MOST_LINES: Final = 50_000  # of a batch, as at OpenAI
 _STORE_S: Final = 3.0  # between parts of a batch's answers
 
@@ -97,7 +97,7 @@ class RunningBatch:
         await self._write(end, **files, **{f"{end}_at": _now()})
         await asyncio.to_thread(self._store.forget_answers, self._name)
 
-    def _checked(self, source: Path) -> tuple[set[str], list[Mistake]]:
+    def _checked(self, source: Path) -> tuple[Set[str], list[Mistake]]:
         """Return the ids of the requests, and what is wrong with the file."""
         lines, most = count(1), self._max_bytes
 
@@ -154,7 +154,7 @@ class RunningBatch:
                 self._counts["completed" if _is_right(json.loads(line)) else "failed"] += 1
             await self._write(self._batch["status"])
 
-    def _write_files(self, folder: Path, ids: set[str], end: str) -> Json:
+    def _write_files(self, folder: Path, ids: Set[str], end: str) -> Json:
         """Make files of the answers; return their identifiers."""
         paths = {name: folder / name for name in ("output", "errors")}
         with paths["output"].open("w") as output, paths["errors"].open("w") as errors:
@@ -166,7 +166,8 @@ class RunningBatch:
                 kept.write(json.dumps(answer, ensure_ascii=False) + "\n")
             if found < self._counts["completed"] + self._counts["failed"]:
                 raise Ended  # and has deleted the answers
-            error = {"code": f"batch_{end}", "message": f"The batch {end} before this request."}
+            how = "was cancelled" if end == "cancelled" else end
+            error = {"code": f"batch_{end}", "message": f"The batch {how} before this request."}
             for name in left:
                 errors.write(answer_line(name, None, error) + "\n")
         made: Json = {}

@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import AbstractAsyncContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,7 +197,7 @@ def appended(target: Path, progress: Progress) -> Iterator[Done]:
         yield done
 
 
-def _ids(source: Path) -> set[str]:
+def _ids(source: Path) -> Set[str]:
     """Return the ids of all requests; raise if any line is invalid."""
     ids, mistakes = check_lines(source)
     if mistakes:

@@ -136,10 +136,12 @@ def _fix(model: str, config: EngineConfig, card: Card, found: "Plan") -> str:
     *others, last = ways or ["a device with more memory"]
     choice = f"{', '.join(others)} or {last}" if others else last
     step = in_units(found.activations // found.max_num_seqs)
+    given = config.kv_cache_memory
+    room = f"the {in_units(given)} of --kv-cache-memory" if given else "half of what is left"
     return (
         f"{found.family} does not fit: of the {in_units(found.memory)} of {found.device}, weights "
         f"take {in_units(found.weights)}, and a request of {found.context:,} tokens "
-        f"{in_units(found.kv_bytes_per_request)} of K/V, which get half of what is left"
+        f"{in_units(found.kv_bytes_per_request)} of K/V, which get {room}"
         + (f", and {step} of activations" if found.activations else "")
         + f"; choose {choice}"
     )
@@ -150,12 +152,13 @@ def _lines(found: "Plan") -> Iterator[str]:
     each = f", for each of {found.ranks} ranks" if found.ranks > 1 else ""
     pages = f"pages of {found.page_size} tokens: {found.num_pages:,}"
     taken = in_units(found.activations)
+    how = (found.quantization or found.dtype).replace("'s own", "'s own formats")
     why = _LIMITS[found.limit].format(most=found.most_requests)
     rows = {
         "device": f"{found.device}{each}",
         "memory": in_units(found.memory),
         "CUDA and NCCL": f"{in_units(found.taken)} {_ESTIMATE}" if found.taken else "",
-        "weights": f"{in_units(found.weights)} in {found.quantization or found.dtype}",
+        "weights": f"{in_units(found.weights)} in {how}",
         "canvases": in_units(found.canvases),
         "CUDA graphs": f"{in_units(found.graphs)} {_ESTIMATE}" if found.graphs else "",
         "K/V cache": f"{in_units(found.kv_cache)}, {pages}" if found.requests else "",

@@ -25,7 +25,12 @@ class BatchWorker:
     ) -> None:
         served, settings = await ingress_to(models), with_own_files(settings, folder)
         assert settings.files is not None
-        runner = BatchRunner(BatchStore(settings.files), served, settings)
+        store = BatchStore(settings.files)
+        try:
+            await asyncio.to_thread(store.objects.write, "writable", b"")
+        except OSError as error:
+            raise EngineFailed(f"--files {settings.files} cannot be written: {error}") from None
+        runner = BatchRunner(store, served, settings)
         self._running = asyncio.create_task(runner.run())
 
     async def check_health(self) -> None:

@@ -44,16 +44,14 @@ engine_kwargs: {{device: cpu, dtype: float32, cpu_threads: 1,
 deployment_config: {{num_replicas: {REPLICAS}, health_check_period_s: 1}}
 """
 FIRES = {
-    "slow ranks": {
-        *("DiffrayQueueLong", "DiffrayRefusing", "DiffrayFirstTokenSlow", "DiffrayStepsSlow")
-    },
+    "slow steps": {"DiffrayQueueLong", "DiffrayRefusing", "DiffrayStepsSlow"},
+    "late tokens": {"DiffrayFirstTokenSlow"},
     "long answers": {"DiffrayKVCacheFull"},
     "killed rank": {"DiffrayRankLost"},
     "killed replica": {"DiffrayReplicasShort"},
     "ended server": {"DiffrayDown", "DiffrayNoReplica"},
 }
 PAUSE_S = 0.2  # of a client between two requests
-STOPPED_S = 3.0
 # 57 pages in the end, but few at first, so that two of them are admitted.
 GROWING = {"decoder": "sequential", "canvas": "growing"}
 LONG: dict[str, Any] = {"max_tokens": 896, "min_tokens": 896, "diffusion": GROWING}
@@ -207,18 +205,18 @@ def test_every_panel_shows_something_and_no_alert_fires(watched: Watched) -> Non
 
 
 @contextmanager
-def hobbled(pids: list[int]) -> Iterator[None]:
-    """Let processes run for a moment every few seconds only, as if a step took that long."""
+def hobbled(pids: list[int], stopped_s: float, runs_s: float) -> Iterator[None]:
+    """Let processes run for a moment from time to time only."""
     done = Event()
 
     def hobble() -> None:
         while not done.is_set():
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
-            done.wait(STOPPED_S)
+            done.wait(stopped_s)
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
-            time.sleep(0.03)
+            time.sleep(runs_s)
 
     with ThreadPoolExecutor(1) as pool:
         stopping = pool.submit(hobble)
@@ -229,12 +227,20 @@ def hobbled(pids: list[int]) -> Iterator[None]:
     stopping.result()
 
 
-def test_slow_ranks_fill_the_queue_and_delay_answers(watched: Watched) -> None:
+@pytest.mark.parametrize(
+    ("fault", "stopped_s", "runs_s"),
+    [
+        ("slow steps", 3.0, 0.03),  # there is time for a step or two
+        ("late tokens", 12.0, 0.5),  # or for all that wait
+    ],
+)
+def test_slow_ranks_are_told(watched: Watched, fault: str, stopped_s: float, runs_s: float) -> None:
     wait_until(calm(watched))
     ranks = watched.pids("ray::Worker")
     assert len(ranks) == REPLICAS
-    with hobbled(ranks), watched.clients(2 * REPLICAS * (RUNS + WAITS), max_tokens=4):
-        watched.wait_for("slow ranks")
+    asking = watched.clients(2 * REPLICAS * (RUNS + WAITS), max_tokens=4)
+    with asking, hobbled(ranks, stopped_s, runs_s):
+        watched.wait_for(fault)
 
 
 def test_long_answers_fill_the_pages(watched: Watched) -> None:

@@ -25,7 +25,8 @@ PASSES = 16  # how many later requests may run before one that finds no pages
 FIRST_COME = 8  # one of this many admissions goes to the oldest request, whatever its priority
 SHORT = 8  # the part of a time slice after which a request gives way to those of better priority
 LONGEST = 16  # the most time slices of a turn while only equally preempted requests wait
-TOKENS, NEAR = 2, 64  # tokens that count as a step; waiting requests whose lengths limit a turn
+TOKENS = 2  # tokens that count as one step of a turn
+NEAR = 64  # waiting requests whose lengths limit a turn
 
 
 class Scheduler:

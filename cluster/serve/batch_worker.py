@@ -8,8 +8,6 @@ from urllib.parse import quote
 from ray import serve
 from ray.serve import Application
 
-from diffray.cluster.api.batch_runner import BatchRunner
-from diffray.cluster.api.batch_store import BatchStore
 from diffray.cluster.api.settings import ApiSettings
 from diffray.cluster.control.engine_client import EngineFailed
 from diffray.cluster.serve.ingress import ingress_to
@@ -23,6 +21,9 @@ class BatchWorker:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, settings: ApiSettings, models: Mapping[str, str], folder: str
     ) -> None:
+        from diffray.cluster.api.batch_runner import BatchRunner
+        from diffray.cluster.api.batch_store import BatchStore
+
         served, settings = await ingress_to(models), with_own_files(settings, folder)
         assert settings.files is not None
         store = BatchStore(settings.files)
